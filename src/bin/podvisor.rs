@@ -1,0 +1,4 @@
+//! The command `podvisor`.
+fn main() -> std::process::ExitCode {
+    podvisor::cli::main()
+}

@@ -1,0 +1,180 @@
+//! The configuration file `/etc/podvisor/config.toml` (or `$PODVISOR_CONFIG`): every path and every bound.
+//!
+//! A missing file means the defaults. Unknown keys are errors: a misspelt bound must not silently be the default.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::error::{Error, Kind, Result};
+
+/// Where the file is when `$PODVISOR_CONFIG` does not say otherwise.
+pub const DEFAULT_PATH: &str = "/etc/podvisor/config.toml";
+
+/// All settings. Durations are written in seconds and may have a fraction.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Runtime state, one directory per namespace and sandbox: journal, markers, pod files. A tmpfs.
+    pub runtime_root: PathBuf,
+    /// What must survive a reboot: network intents, results, owed DELs.
+    pub state_root: PathBuf,
+    /// Directory of sockets for containerd.
+    pub socket_dir: PathBuf,
+    /// OCI runtime for `podvisor`'s own containers: a name or an absolute path. Empty: crun where it runs, else runc.
+    pub runtime: String,
+    /// Parent of the pods' cgroups when the caller names none.
+    pub cgroup_parent: String,
+    /// Seconds a supervisor that was never given anything, and that nobody is connected to, waits before it leaves.
+    pub idle_timeout: f64,
+    /// `net.ipv4.ip_unprivileged_port_start=0` in pods with their own network, unless the pod says otherwise.
+    pub unprivileged_ports: bool,
+    /// Everything about CNI.
+    pub cni: Cni,
+    /// Parking of results that nobody claimed.
+    pub parking: Parking,
+}
+
+/// The `[cni]` table.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cni {
+    /// Where network configurations are.
+    pub conf_dir: PathBuf,
+    /// Where plugins are, searched in order.
+    pub plugin_dirs: Vec<PathBuf>,
+    /// libcni's cache.
+    pub cache_dir: PathBuf,
+    /// Bound of a whole ADD chain, seconds.
+    pub add_timeout: f64,
+    /// Bound of one DEL chain, seconds.
+    pub del_timeout: f64,
+}
+
+/// The `[parking]` table.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Parking {
+    /// An unclaimed result lives between one and two of these after its last waiter left, seconds.
+    pub interval: f64,
+    /// Hold a joined request until shortly before its own deadline.
+    pub hold_waiters: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            runtime_root: "/run/podvisor".into(),
+            state_root: "/var/lib/podvisor".into(),
+            socket_dir: "/run/containerd/s".into(),
+            runtime: String::new(),
+            cgroup_parent: "/podvisor".into(),
+            idle_timeout: 60.0,
+            unprivileged_ports: true,
+            cni: Cni::default(),
+            parking: Parking::default(),
+        }
+    }
+}
+
+impl Default for Cni {
+    fn default() -> Self {
+        Self {
+            conf_dir: "/etc/cni/net.d".into(),
+            plugin_dirs: vec![
+                "/opt/cni/bin".into(),
+                "/usr/lib/cni".into(),
+                "/usr/libexec/cni".into(),
+            ],
+            cache_dir: "/var/lib/cni".into(),
+            add_timeout: 300.0,
+            del_timeout: 60.0,
+        }
+    }
+}
+
+impl Default for Parking {
+    fn default() -> Self {
+        Self {
+            interval: 60.0,
+            hold_waiters: true,
+        }
+    }
+}
+
+impl Config {
+    /// Reads `$PODVISOR_CONFIG`, else [`DEFAULT_PATH`]; the defaults when that file does not exist.
+    pub fn load() -> Result<Self> {
+        let named = env::var_os("PODVISOR_CONFIG").filter(|p| !p.is_empty());
+        let path = named.as_ref().map_or(Path::new(DEFAULT_PATH), Path::new);
+        match fs::read_to_string(path) {
+            Ok(text) => Self::parse(&text).map_err(|e| e.within(format!("read {}", path.display()))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && named.is_none() => Ok(Self::default()),
+            Err(e) => Err(Error::io(format!("read {}", path.display()), e)),
+        }
+    }
+
+    /// Parses the file's text.
+    pub fn parse(text: &str) -> Result<Self> {
+        let config: Self = basic_toml::from_str(text)
+            .map_err(|e| Error::caused(Kind::Invalid, "parse the configuration", e))?;
+        for (key, value) in [
+            ("idle_timeout", config.idle_timeout),
+            ("cni.add_timeout", config.cni.add_timeout),
+            ("cni.del_timeout", config.cni.del_timeout),
+            ("parking.interval", config.parking.interval),
+        ] {
+            // A million seconds is eleven days; from_secs_f64 panics on what this excludes.
+            if !(0.01..=1_000_000.0).contains(&value) {
+                return Err(Error::new(
+                    Kind::Invalid,
+                    format!("check {key} = {value}: give seconds between 0.01 and 1000000"),
+                ));
+            }
+        }
+        if !config.cgroup_parent.starts_with('/') || config.cgroup_parent.contains("..") {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!("check cgroup_parent = {:?}: give an absolute path without '..'", config.cgroup_parent),
+            ));
+        }
+        Ok(config)
+    }
+
+    /// Bound of a whole ADD chain.
+    pub fn add_timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.cni.add_timeout)
+    }
+
+    /// Bound of one DEL chain.
+    pub fn del_timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.cni.del_timeout)
+    }
+
+    /// Runtime directory of one sandbox: `/run/podvisor/<namespace>/<id>`. Both parts must be checked ids.
+    pub fn sandbox_dir(&self, namespace: &str, id: &str) -> PathBuf {
+        self.runtime_root.join(namespace).join(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_keys_and_impossible_bounds_are_errors() {
+        for text in ["runtim = \"runc\"", "idle_timeout = -1.0", "[cni]\nadd_timeout = 0.0", "cgroup_parent = \"x\"", "[cni"] {
+            assert!(Config::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn defaults_hold_where_the_file_is_silent() {
+        let config = Config::parse("[cni]\nadd_timeout = 2.5\n").map_err(|e| e.to_string());
+        assert_eq!(config.map(|c| (c.add_timeout(), c.del_timeout())), Ok((Duration::from_millis(2500), Duration::from_secs(60))));
+    }
+}

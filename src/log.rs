@@ -1,0 +1,1 @@
+//! The supervisor's log: tracing to logfmt lines. STUB.

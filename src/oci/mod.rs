@@ -1,0 +1,1 @@
+//! Command lines of runc, crun, youki. STUB; public surface chosen by its writer.

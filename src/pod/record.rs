@@ -1,0 +1,263 @@
+//! The journal of a pod as others may read it: `<runtime_root>/<namespace>/<sandbox id>/journal.json`.
+//!
+//! One document, replaced whole (temp file and rename; the directory is a tmpfs). It is what undo works from, what the
+//! command lists, and what a supervisor that was killed leaves behind.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Config;
+use crate::container::ContainerRecord;
+use crate::error::{Context, Error, Kind, Result};
+use crate::infra::{InfraSpec, PodFilePaths};
+use crate::network::PortMapping;
+use crate::process::Identity;
+
+/// File name of the journal.
+pub const FILE: &str = "journal.json";
+
+/// Layout version of the document.
+pub const VERSION: u32 = 1;
+
+/// Where the pod is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// CreateSandbox was accepted; nothing runs yet.
+    #[default]
+    Created,
+    /// A creation job is under way.
+    Starting,
+    /// Ready.
+    Ready,
+    /// Finished, but nobody has claimed it: not ready for anyone but a fresh StartSandbox.
+    Parked,
+    /// Was ready, or failed, and is not any more; see `reason`.
+    NotReady,
+    /// Stopped on request.
+    Stopped,
+    /// A supervisor without a sandbox (containers only).
+    TaskOnly,
+}
+
+/// One stage of the creation (or of the removal) with its time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Stage {
+    /// `create`, `netns`, `cni-add`, `infra`, `ready`, ...: the names used in logs and errors.
+    pub name: String,
+    /// Microseconds from the first stage of this run to the beginning of this one.
+    pub at_us: u64,
+    /// How long it took; absent while it is under way.
+    pub took_us: Option<u64>,
+    /// What went wrong.
+    pub error: Option<String>,
+}
+
+/// A side effect, its intent written before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effect {
+    /// Not begun, or undone.
+    None,
+    /// May have happened.
+    Intent,
+    /// Happened.
+    Done,
+}
+
+/// The pod's network as readers see it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Network {
+    /// Name of the CNI network; empty for host network or a netns of the caller's.
+    pub name: String,
+    /// Where the netns is.
+    pub netns: Option<PathBuf>,
+    /// The netns and the network are ours to undo.
+    pub ours: bool,
+    /// Host network.
+    pub host: bool,
+    /// Addresses with prefix length, order of the plugin's result.
+    pub ips: Vec<String>,
+    /// Published ports.
+    pub ports: Vec<PortMapping>,
+    /// Why a DEL is still owed.
+    pub pending: Option<String>,
+}
+
+/// The whole document.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// [`VERSION`].
+    pub version: u32,
+    /// containerd namespace.
+    pub namespace: String,
+    /// Sandbox id (task-only: the group id).
+    pub id: String,
+    /// Pod metadata, empty when none was given.
+    pub name: String,
+    /// Pod metadata.
+    pub uid: String,
+    /// Pod's own (Kubernetes) namespace.
+    pub pod_namespace: String,
+    /// Pod metadata.
+    pub attempt: u32,
+    /// Digest of the request that made it.
+    pub digest: String,
+    /// Boot it was made in.
+    pub boot_id: String,
+    /// Our process.
+    pub supervisor: Option<Identity>,
+    /// Our socket, `unix:///…`.
+    pub address: String,
+    /// The bundle `start` ran in.
+    pub bundle: PathBuf,
+    /// Where it is in its life.
+    pub state: State,
+    /// Why it is not ready.
+    pub reason: Option<String>,
+    /// Unix nanoseconds.
+    pub created_at: u64,
+    /// Unix nanoseconds.
+    pub ready_at: Option<u64>,
+    /// Unix nanoseconds.
+    pub exited_at: Option<u64>,
+    /// Exit status of the infra process.
+    pub exit_status: Option<u32>,
+    /// Stages, in order.
+    pub stages: Vec<Stage>,
+    /// Hostname of the pod.
+    pub hostname: String,
+    /// Labels of the pod's metadata.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations of the pod's metadata.
+    pub annotations: BTreeMap<String, String>,
+    /// The network.
+    pub network: Network,
+    /// Effects, for undo.
+    pub effects: Effects,
+    /// The infra process.
+    pub infra: Option<Identity>,
+    /// What it was made from.
+    pub infra_spec: Option<InfraSpec>,
+    /// cgroup of the pod (below the mount points).
+    pub cgroup: Option<String>,
+    /// The pod's cgroup directory is ours to remove.
+    pub cgroup_ours: bool,
+    /// cgroup of the infra process.
+    pub infra_cgroup: Option<String>,
+    /// Pod files.
+    pub files: Option<PodFilePaths>,
+    /// Containers by id.
+    pub containers: BTreeMap<String, ContainerRecord>,
+}
+
+/// Side effects of the creation, in order.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Effects {
+    /// Pod files and shm.
+    pub files: Effect,
+    /// cgroups.
+    pub cgroup: Effect,
+    /// netns of ours.
+    pub netns: Effect,
+    /// CNI ADD; the record on disk decides about DEL, this is for readers.
+    pub cni: Effect,
+    /// Infra process.
+    pub infra: Effect,
+}
+
+impl Default for Effects {
+    fn default() -> Self {
+        Self {
+            files: Effect::None,
+            cgroup: Effect::None,
+            netns: Effect::None,
+            cni: Effect::None,
+            infra: Effect::None,
+        }
+    }
+}
+
+impl Record {
+    /// True while the supervisor that wrote it lives.
+    pub fn is_supervised(&self) -> bool {
+        self.supervisor.is_some_and(|s| s.is_alive())
+    }
+}
+
+/// What reading one state directory gave.
+#[derive(Debug)]
+pub enum Found {
+    /// A good record.
+    Record(Box<Record>),
+    /// The directory is there, its journal is missing, empty or cut in half: shown as "unrecovered", can be removed.
+    Broken {
+        /// Namespace.
+        namespace: String,
+        /// Id, from the directory's name.
+        id: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Reads the journal of one sandbox.
+pub fn read(dir: &Path) -> Result<Record> {
+    let path = dir.join(FILE);
+    let text = fs::read(&path).context(|| format!("read {}", path.display()))?;
+    if text.is_empty() {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("read {}: the file is empty; remove the pod with `podvisor rm -f`", path.display()),
+        ));
+    }
+    serde_json::from_slice(&text).map_err(|e| {
+        Error::caused(
+            Kind::Invalid,
+            format!("read {}: cut off or damaged; remove the pod with `podvisor rm -f`", path.display()),
+            e,
+        )
+    })
+}
+
+/// Every sandbox of `namespace` (or of all), sorted by creation, broken ones last.
+pub fn list(config: &Config, namespace: Option<&str>) -> Vec<Found> {
+    let mut found: Vec<Found> = Vec::new();
+    for space in directories(&config.runtime_root) {
+        // `s` and `netns` are ours beside the namespaces; see decisions on paths in docs/journal.md.
+        if matches!(space.as_str(), "s" | "netns") || namespace.is_some_and(|n| n != space) {
+            continue;
+        }
+        let root = config.runtime_root.join(&space);
+        for id in directories(&root) {
+            found.push(match read(&root.join(&id)) {
+                Ok(record) => Found::Record(Box::new(record)),
+                Err(e) => Found::Broken {
+                    namespace: space.clone(),
+                    id,
+                    reason: e.to_string(),
+                },
+            });
+        }
+    }
+    found.sort_by_key(|f| match f {
+        Found::Record(r) => (0, r.created_at, r.id.clone()),
+        Found::Broken { id, .. } => (1, 0, id.clone()),
+    });
+    found
+}
+
+fn directories(root: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(root) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+        .filter_map(|e| e.file_name().into_string().ok())
+        .filter(|name| crate::id::check("directory", name).is_ok())
+        .collect()
+}

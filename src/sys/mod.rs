@@ -1,0 +1,2 @@
+//! The only unsafe code of the crate, each block argued.
+#![allow(unsafe_code)]
