@@ -1,0 +1,3 @@
+//! One small supervisor process per pod.
+
+pub mod proto;
