@@ -4,6 +4,7 @@
 //! Output goes to `OUT_DIR` only.
 
 use std::error::Error;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
@@ -27,7 +28,10 @@ const SETS: &[(&str, &[&str])] = &[
     ("task_v2", &["runtime/task/v2/shim.proto"]),
     ("task_v3", &["runtime/task/v3/shim.proto"]),
     ("bootstrap", &["runtime/bootstrap/bootstrap.proto"]),
-    ("events", &["events/sandbox_events.proto", "events/task_events.proto"]),
+    (
+        "events",
+        &["events/sandbox_events.proto", "events/task_events.proto"],
+    ),
     ("events_ttrpc", &["services/events.proto"]),
     ("runc_options", &["options/oci.proto"]),
     ("runtimeoptions", &["options/runtimeoptions.proto"]),
@@ -44,7 +48,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed={PROTOS}");
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("find OUT_DIR: run this through cargo")?);
     for (name, files) in SETS {
-        messages(&out.join(name), files).map_err(|e| format!("generate messages of set {name}: {e}"))?;
+        messages(&out.join(name), files)
+            .map_err(|e| format!("generate messages of set {name}: {e}"))?;
     }
     infra_program(&out)
 }
@@ -57,8 +62,16 @@ fn messages(dir: &Path, files: &[&str]) -> Result<(), Box<dyn Error>> {
         .inputs(&inputs)
         .include(PROTOS)
         .rust_protobuf()
-        .rust_protobuf_customize(ProtobufCustomize::default().gen_mod_rs(true).lite_runtime(true))
-        .customize(Customize { async_all: true, gen_mod: true, ..Customize::default() })
+        .rust_protobuf_customize(
+            ProtobufCustomize::default()
+                .gen_mod_rs(true)
+                .lite_runtime(true),
+        )
+        .customize(Customize {
+            async_all: true,
+            gen_mod: true,
+            ..Customize::default()
+        })
         .out_dir(dir)
         .run()?;
     // The written list opens with inner attributes, which include! refuses; only the modules are wanted.
@@ -78,14 +91,17 @@ fn messages(dir: &Path, files: &[&str]) -> Result<(), Box<dyn Error>> {
 /// few kilobytes; plain rustc is enough and keeps it out of the dependency graph. Nothing is done while its source
 /// file does not exist.
 fn infra_program(out: &Path) -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed={INFRA_SOURCE}");
     if !Path::new(INFRA_SOURCE).exists() {
+        // A missing file in this list would make every build run the script again.
+        println!("cargo:rerun-if-changed=src");
         return Ok(());
     }
+    println!("cargo:rerun-if-changed={INFRA_SOURCE}");
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let target = env::var("TARGET").map_err(|e| format!("find TARGET: {e}"))?;
     let binary = out.join("podvisor-infra");
-    let done = Command::new(&rustc)
+    let mut compiler = Command::new(&rustc);
+    compiler
         .args(["--edition", "2024", "--crate-type", "bin", "--crate-name", "podvisor_infra"])
         .args(["--target", &target])
         .args(["-C", "panic=abort", "-C", "opt-level=s", "-C", "strip=symbols", "-C", "debuginfo=0"])
@@ -96,7 +112,12 @@ fn infra_program(out: &Path) -> Result<(), Box<dyn Error>> {
         .args(["-C", "link-arg=-Wl,--build-id=none,-z,norelro,-z,noseparate-code,--gc-sections,--no-eh-frame-hdr"])
         .arg("-o")
         .arg(&binary)
-        .arg(INFRA_SOURCE)
+        .arg(INFRA_SOURCE);
+    // Set by cargo when the target has a linker of its own, as in a cross build.
+    if let Some(linker) = env::var_os("RUSTC_LINKER") {
+        compiler.arg("-C").arg(join("linker=", &linker));
+    }
+    let done = compiler
         .output()
         .map_err(|e| format!("run {} for {INFRA_SOURCE}: {e}", rustc.to_string_lossy()))?;
     if !done.status.success() {
@@ -104,4 +125,10 @@ fn infra_program(out: &Path) -> Result<(), Box<dyn Error>> {
         return Err(format!("compile {INFRA_SOURCE}: {}\n{text}", done.status).into());
     }
     Ok(())
+}
+
+fn join(option: &str, value: &OsStr) -> OsString {
+    let mut joined = OsString::from(option);
+    joined.push(value);
+    joined
 }
