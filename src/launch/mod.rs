@@ -3,4 +3,6 @@
 use std::process::ExitCode;
 
 /// `main` of containerd-shim-podvisor-v1.
-pub fn main() -> ExitCode { todo!() }
+pub fn main() -> ExitCode {
+    todo!()
+}

@@ -18,17 +18,29 @@ pub struct Identity {
 
 impl Identity {
     /// Reads it; NotFound when there is no such process.
-    pub fn of(pid: i32) -> Result<Self> { todo!() }
+    pub fn of(pid: i32) -> Result<Self> {
+        todo!()
+    }
     /// Our own.
-    pub fn own() -> Result<Self> { todo!() }
+    pub fn own() -> Result<Self> {
+        todo!()
+    }
     /// True while exactly this process lives; a zombie counts as dead.
-    pub fn is_alive(&self) -> bool { todo!() }
+    pub fn is_alive(&self) -> bool {
+        todo!()
+    }
     /// Signals exactly this process through a pidfd (verified after opening). Ok(false): it is gone.
-    pub fn signal(&self, signal: i32) -> Result<bool> { todo!() }
+    pub fn signal(&self, signal: i32) -> Result<bool> {
+        todo!()
+    }
     /// Waits (polling the pidfd; works for non-children; blocking) until it is gone; false at the deadline.
-    pub fn wait_gone_blocking(&self, limit: Duration) -> bool { todo!() }
+    pub fn wait_gone_blocking(&self, limit: Duration) -> bool {
+        todo!()
+    }
     /// The same, async.
-    pub async fn wait_gone(&self, limit: Duration) -> bool { todo!() }
+    pub async fn wait_gone(&self, limit: Duration) -> bool {
+        todo!()
+    }
 }
 
 /// How a process ended.
@@ -49,14 +61,22 @@ pub struct Reaper {}
 impl Reaper {
     /// Becomes child subreaper and starts the SIGCHLD loop on the current tokio runtime.
     /// Unknown children (orphans handed to the subreaper) are reaped and logged at debug.
-    pub fn start() -> Result<Self> { todo!() }
+    pub fn start() -> Result<Self> {
+        todo!()
+    }
     /// Spawns; registered before anything else can be reaped.
-    pub fn spawn(&self, command: std::process::Command) -> Result<Child> { todo!() }
+    pub fn spawn(&self, command: std::process::Command) -> Result<Child> {
+        todo!()
+    }
     /// Keeps exits of pids nobody knows yet from now until the guard is dropped, so that `adopt` of a pid that
     /// died between its fork (by an OCI runtime) and now still learns its exit.
-    pub fn hold_unknown(&self) -> HoldUnknown { todo!() }
+    pub fn hold_unknown(&self) -> HoldUnknown {
+        todo!()
+    }
     /// Takes over a descendant that is, or will be, our child through the subreaper (a container's init, an exec).
-    pub fn adopt(&self, pid: i32) -> Result<Child> { todo!() }
+    pub fn adopt(&self, pid: i32) -> Result<Child> {
+        todo!()
+    }
 }
 
 /// See [`Reaper::hold_unknown`].
@@ -71,13 +91,21 @@ pub struct Child {
 }
 
 impl Child {
-    pub fn pid(&self) -> i32 { self.identity.pid }
+    pub fn pid(&self) -> i32 {
+        self.identity.pid
+    }
     /// How it ended, if it has.
-    pub fn exited(&self) -> Option<Exit> { *self.exit.borrow() }
+    pub fn exited(&self) -> Option<Exit> {
+        *self.exit.borrow()
+    }
     /// Waits for the end.
-    pub async fn wait(&self) -> Exit { todo!() }
+    pub async fn wait(&self) -> Exit {
+        todo!()
+    }
     /// kill(2), never after it has been reaped. Ok(false): it has ended.
-    pub fn signal(&self, signal: i32) -> Result<bool> { todo!() }
+    pub fn signal(&self, signal: i32) -> Result<bool> {
+        todo!()
+    }
 }
 
 /// A short-lived helper program (an OCI runtime's verb, a CNI plugin): bounded, its output drained while it runs and capped.
@@ -113,8 +141,12 @@ pub struct Output {
 
 impl Helper {
     /// Defaults: empty env, no stdin, cap 1 MiB, limit as given, die_with_parent true.
-    pub fn new(program: impl Into<PathBuf>, limit: Duration) -> Self { todo!() }
+    pub fn new(program: impl Into<PathBuf>, limit: Duration) -> Self {
+        todo!()
+    }
     /// Runs it in its own process group, rlimits as given to us at start (see `sys`), no descriptor but 0 to 2.
     /// `started` is called with the identity right after the spawn (for the journal).
-    pub async fn run(self, reaper: &Reaper) -> Result<Output> { todo!() }
+    pub async fn run(self, reaper: &Reaper) -> Result<Output> {
+        todo!()
+    }
 }

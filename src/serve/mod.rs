@@ -28,4 +28,6 @@ pub struct Options {
 }
 
 /// Runs until the pod is over. Builds the current_thread runtime.
-pub fn run(options: Options) -> Result<()> { todo!() }
+pub fn run(options: Options) -> Result<()> {
+    todo!()
+}
