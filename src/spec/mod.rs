@@ -49,7 +49,10 @@ impl Spec {
             return Err(Error::new(Kind::Invalid, why));
         }
         let mut bytes = Vec::with_capacity(usize::try_from(meta.len()).unwrap_or(0));
-        (&file).take(MAX_SIZE).read_to_end(&mut bytes).context(what)?;
+        (&file)
+            .take(MAX_SIZE)
+            .read_to_end(&mut bytes)
+            .context(what)?;
         Self::parse(&bytes).context(what)
     }
 
@@ -64,14 +67,20 @@ impl Spec {
         }
         let json: Value = serde_json::from_slice(bytes).map_err(|e| {
             let what = if e.is_eof() {
-                format!("parse the OCI spec: it is cut off after {} bytes, write the bundle again", bytes.len())
+                format!(
+                    "parse the OCI spec: it is cut off after {} bytes, write the bundle again",
+                    bytes.len()
+                )
             } else {
                 "parse the OCI spec".to_owned()
             };
             Error::caused(Kind::Invalid, what, e)
         })?;
         if !json.is_object() {
-            return Err(Error::new(Kind::Invalid, "parse the OCI spec: it must be a JSON object"));
+            return Err(Error::new(
+                Kind::Invalid,
+                "parse the OCI spec: it must be a JSON object",
+            ));
         }
         Ok(Self { json })
     }
@@ -85,8 +94,11 @@ impl Spec {
         let path = bundle.join(FILE);
         let temp = bundle.join(".config.json.new");
         let what = || format!("write {}", path.display());
-        let bytes = serde_json::to_vec(&self.json).map_err(|e| Error::caused(Kind::Other, what(), e))?;
-        let before = fs::symlink_metadata(&path).ok().filter(fs::Metadata::is_file);
+        let bytes =
+            serde_json::to_vec(&self.json).map_err(|e| Error::caused(Kind::Other, what(), e))?;
+        let before = fs::symlink_metadata(&path)
+            .ok()
+            .filter(fs::Metadata::is_file);
         // Left by a writer that was killed.
         let _ = fs::remove_file(&temp);
         let written = fs::OpenOptions::new()
@@ -116,7 +128,9 @@ impl Spec {
 
     /// `hostname`, or "".
     pub fn hostname(&self) -> &str {
-        self.at("/hostname").and_then(Value::as_str).unwrap_or_default()
+        self.at("/hostname")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
     }
 
     /// `linux.namespaces` as (type, path or None), in order.
@@ -125,7 +139,10 @@ impl Spec {
             .iter()
             .filter_map(|entry| {
                 let kind = entry.get("type")?.as_str()?.to_owned();
-                let path = entry.get("path").and_then(Value::as_str).filter(|p| !p.is_empty());
+                let path = entry
+                    .get("path")
+                    .and_then(Value::as_str)
+                    .filter(|p| !p.is_empty());
                 Some((kind, path.map(PathBuf::from)))
             })
             .collect()
@@ -133,7 +150,9 @@ impl Spec {
 
     /// Whether the container gets a new pid namespace, which the kernel empties when its init ends.
     pub fn has_own_pid_namespace(&self) -> bool {
-        self.namespaces().iter().any(|(kind, path)| kind == "pid" && path.is_none())
+        self.namespaces()
+            .iter()
+            .any(|(kind, path)| kind == "pid" && path.is_none())
     }
 
     /// `linux.cgroupsPath`, if it says something.
@@ -156,11 +175,15 @@ impl Spec {
     }
 
     fn text(&self, pointer: &str) -> Option<&str> {
-        self.at(pointer).and_then(Value::as_str).filter(|s| !s.is_empty())
+        self.at(pointer)
+            .and_then(Value::as_str)
+            .filter(|s| !s.is_empty())
     }
 
     fn list(&self, pointer: &str) -> &[Value] {
-        self.at(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+        self.at(pointer)
+            .and_then(Value::as_array)
+            .map_or(&[], Vec::as_slice)
     }
 }
 
@@ -188,8 +211,14 @@ mod tests {
         assert_eq!(spec.hostname(), "h");
         assert_eq!(spec.root_path(), Some("rootfs"));
         assert_eq!(spec.cgroups_path(), Some("/p/c"));
-        assert_eq!(spec.annotations(), BTreeMap::from([("k".into(), "v".into())]));
-        assert_eq!(spec.sysctls(), BTreeMap::from([("net.a".into(), "1".into())]));
+        assert_eq!(
+            spec.annotations(),
+            BTreeMap::from([("k".into(), "v".into())])
+        );
+        assert_eq!(
+            spec.sysctls(),
+            BTreeMap::from([("net.a".into(), "1".into())])
+        );
         assert!(spec.has_own_pid_namespace());
         let kinds: Vec<_> = spec.namespaces();
         assert_eq!(kinds[1], ("network".into(), Some("/run/n".into())));
@@ -199,7 +228,10 @@ mod tests {
     #[test]
     fn an_empty_spec_answers_with_nothing() {
         let spec = Spec::parse(b"{}").unwrap();
-        assert_eq!((spec.hostname(), spec.root_path(), spec.cgroups_path()), ("", None, None));
+        assert_eq!(
+            (spec.hostname(), spec.root_path(), spec.cgroups_path()),
+            ("", None, None)
+        );
         assert!(spec.namespaces().is_empty() && !spec.has_own_pid_namespace());
     }
 
@@ -209,10 +241,17 @@ mod tests {
             let error = Spec::parse(&TEXT.as_bytes()[..cut]).expect_err("cut");
             assert_eq!(error.kind(), Kind::Invalid, "{cut}");
             let text = error.to_string();
-            assert!(text.contains("cut off") || text.contains("empty"), "{cut}: {text}");
+            assert!(
+                text.contains("cut off") || text.contains("empty"),
+                "{cut}: {text}"
+            );
         }
         for bad in ["[]", "\"x\"", "{} {}", "{,}"] {
-            assert_eq!(Spec::parse(bad.as_bytes()).unwrap_err().kind(), Kind::Invalid, "{bad}");
+            assert_eq!(
+                Spec::parse(bad.as_bytes()).unwrap_err().kind(),
+                Kind::Invalid,
+                "{bad}"
+            );
         }
     }
 
@@ -226,7 +265,10 @@ mod tests {
         spec.write(dir.path()).unwrap();
         let compact: String = TEXT.chars().filter(|c| !c.is_whitespace()).collect();
         assert_eq!(fs::read_to_string(&path).unwrap(), compact);
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o640
+        );
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
