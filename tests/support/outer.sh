@@ -1,5 +1,5 @@
-# Gives the test a cgroup subtree of its own, then namespaces; what follows the two arguments becomes pid 1's command.
-# $1: name of the subtree; $2: "private" or "shared" cgroups are decided here and handed on in SANDBOX_CGROUPS.
+# Gives the test a cgroup subtree of its own, then namespaces; what follows the argument becomes pid 1's command.
+# $1: name of the subtree. Whether it could be made is handed on in SANDBOX_CGROUPS (private or shared).
 set -eu
 group=$1
 shift
@@ -12,13 +12,14 @@ while read -r dir kind; do
         SANDBOX_CGROUPS=shared
         continue
     fi
-    # A new v1 cpuset has no cpus; a new v2 group has only the controllers its parent hands down.
+    # A new v1 cpuset has no cpus; a new v2 group has only the controllers its parent hands down (under systemd it does;
+    # the v2 half of a hybrid layout is not used, so it stays as it is).
     for file in cpuset.cpus cpuset.mems; do
         [ "$kind" = cgroup2 ] || [ ! -e "$dir/$file" ] || cat "$dir/$file" >"$dir/$group/$file"
     done
-    if [ "$kind" = cgroup2 ]; then
+    [ "$kind" = cgroup ] || mkdir "$dir/$group/init"
+    if [ "$dir" = /sys/fs/cgroup ]; then
         for c in $(cat "$dir/cgroup.controllers"); do echo "+$c" >"$dir/cgroup.subtree_control" 2>/dev/null || true; done
-        mkdir "$dir/$group/init"
     fi
     echo $$ >"$dir/$group/cgroup.procs"
 done <<<"$(mounts)"
