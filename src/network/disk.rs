@@ -19,13 +19,12 @@ pub(super) fn write_durable(path: &Path, bytes: &[u8]) -> Result<()> {
     temp_name.push(name);
     temp_name.push(".tmp");
     let temp = dir.join(temp_name);
-    // A temp file that a killed writer left is written over: create_new would fail for ever.
+    // What a killed writer left would stop create_new for ever.
+    remove_file(&temp)?;
     let written = OpenOptions::new()
         .write(true)
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
         .open(&temp)
         .and_then(|mut f| f.write_all(bytes).and_then(|()| f.sync_all()))
         .and_then(|()| fs::rename(&temp, path));
