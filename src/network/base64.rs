@@ -8,10 +8,15 @@ const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 pub(super) fn encode(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
-        let group = chunk.iter().fold(0_u32, |acc, b| acc << 8 | u32::from(*b)) << (8 * (3 - chunk.len()));
+        let group =
+            chunk.iter().fold(0_u32, |acc, b| acc << 8 | u32::from(*b)) << (8 * (3 - chunk.len()));
         for i in 0..4 {
             let digit = ALPHABET[(group >> (18 - 6 * i)) as usize & 63];
-            out.push(if i > chunk.len() { '=' } else { char::from(digit) });
+            out.push(if i > chunk.len() {
+                '='
+            } else {
+                char::from(digit)
+            });
         }
     }
     out

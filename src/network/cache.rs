@@ -42,7 +42,12 @@ struct Entry {
 }
 
 /// Writes the entry of a finished ADD.
-pub(super) fn write(cache_dir: &Path, conf: &NetworkConf, attachment: &Attachment, result: &Value) -> Result<()> {
+pub(super) fn write(
+    cache_dir: &Path,
+    conf: &NetworkConf,
+    attachment: &Attachment,
+    result: &Value,
+) -> Result<()> {
     let results = cache_dir.join("results");
     // Shared with every other CNI runtime of the machine: made where it is missing, its mode not ours to judge.
     fs::create_dir_all(&results).context(|| format!("make directory {}", results.display()))?;
@@ -60,8 +65,10 @@ pub(super) fn write(cache_dir: &Path, conf: &NetworkConf, attachment: &Attachmen
         result: Some(result.clone()),
     };
     let path = path(cache_dir, &conf.name, attachment);
-    let text = serde_json::to_vec(&entry).map_err(|e| Error::caused(Kind::Other, format!("write {}", path.display()), e))?;
-    disk::write_durable(&path, &text)
+    let text = serde_json::to_vec(&entry)
+        .map_err(|e| Error::caused(Kind::Other, format!("write {}", path.display()), e))?;
+    // Its loss costs nothing, the record has the same; an empty file in its place would be in other tools' way.
+    disk::write_whole(&path, &text)
 }
 
 /// Removes the entry; absent = done.
@@ -81,25 +88,38 @@ pub(super) fn of_container(cache_dir: &Path, container_id: &str) -> Vec<Cached> 
         .unwrap_or_default();
     // The name only narrows the search: a network's name may itself hold what looks like an id.
     let part = format!("-{container_id}-");
-    paths.retain(|p| p.file_name().is_some_and(|n| n.to_string_lossy().contains(&part)));
+    paths.retain(|p| {
+        p.file_name()
+            .is_some_and(|n| n.to_string_lossy().contains(&part))
+    });
     paths.sort();
     let read = paths.iter().filter_map(|p| read_file(p).ok());
-    read.filter(|c| c.attachment.container_id == container_id).collect()
+    read.filter(|c| c.attachment.container_id == container_id)
+        .collect()
 }
 
 fn path(cache_dir: &Path, network: &str, attachment: &Attachment) -> PathBuf {
-    let name = format!("{network}-{}-{}", attachment.container_id, attachment.ifname);
+    let name = format!(
+        "{network}-{}-{}",
+        attachment.container_id, attachment.ifname
+    );
     cache_dir.join("results").join(name)
 }
 
 fn read_file(path: &Path) -> Result<Cached> {
     let invalid = |why: &str| Error::new(Kind::Invalid, format!("read {}: {why}", path.display()));
-    let entry: Entry = serde_json::from_slice(&disk::read(path)?)
-        .map_err(|e| Error::caused(Kind::Invalid, format!("read {}: cut off or damaged", path.display()), e))?;
+    let entry: Entry = serde_json::from_slice(&disk::read(path)?).map_err(|e| {
+        Error::caused(
+            Kind::Invalid,
+            format!("read {}: cut off or damaged", path.display()),
+            e,
+        )
+    })?;
     if entry.kind != KIND {
         return Err(invalid(&format!("its kind is not {KIND}")));
     }
-    let bytes = base64::decode(&entry.config).ok_or_else(|| invalid("its configuration is not base64"))?;
+    let bytes =
+        base64::decode(&entry.config).ok_or_else(|| invalid("its configuration is not base64"))?;
     let attachment = Attachment {
         container_id: entry.container_id,
         netns: entry.netns.into(),
@@ -150,7 +170,13 @@ mod tests {
         assert_eq!(theirs.conf.plugins.len(), 2);
         assert_eq!(theirs.attachment.args.len(), 2);
 
-        write(dir.path(), &theirs.conf, &attachment(), theirs.result.as_ref().unwrap()).unwrap();
+        write(
+            dir.path(),
+            &theirs.conf,
+            &attachment(),
+            theirs.result.as_ref().unwrap(),
+        )
+        .unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), BY_LIBCNI);
 
         assert_eq!(of_container(dir.path(), "8d0b").len(), 1);
@@ -167,7 +193,13 @@ mod tests {
         let half = &BY_LIBCNI[..BY_LIBCNI.len() / 2];
         let other = BY_LIBCNI.replace("cniCacheV1", "cniCacheV9");
         let coded = BY_LIBCNI.replace("eyJj", "!!!!");
-        for text in ["", half, &other, &coded, r#"{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.1/24"}}"#] {
+        for text in [
+            "",
+            half,
+            &other,
+            &coded,
+            r#"{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.1/24"}}"#,
+        ] {
             fs::write(dir.path().join("results/pods-8d0b-eth0"), text).unwrap();
             assert!(read(dir.path(), "pods", &attachment()).is_err(), "{text}");
             assert!(of_container(dir.path(), "8d0b").is_empty());

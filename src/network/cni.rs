@@ -26,11 +26,16 @@ pub async fn add(
     conf: &NetworkConf,
     attachment: &Attachment,
 ) -> Result<AddResult> {
-    let what = || format!("add network {:?} to sandbox {:?}", conf.name, attachment.container_id);
+    let what = || {
+        format!(
+            "add network {:?} to sandbox {:?}",
+            conf.name, attachment.container_id
+        )
+    };
     check(conf, attachment).map_err(|e| e.within(what()))?;
     let chain = Chain::new(config, reaper, conf, attachment).map_err(|e| e.within(what()))?;
+    let _locked = record.reserve()?;
     record.begin(conf, attachment)?;
-    let _locked = record.lock()?;
     netns::raise_loopback(&attachment.netns).map_err(|e| e.within(what()))?;
     let begun = Instant::now();
     let raw = match chain.add(config.add_timeout()).await {
@@ -39,7 +44,9 @@ pub async fn add(
             if let Some(previous) = previous {
                 // Best effort: DEL works without it, only less well.
                 let kept = record.keep_partial(&previous);
-                kept.unwrap_or_else(|e| tracing::warn!(error = %e, "result of an unfinished chain not kept"));
+                kept.unwrap_or_else(
+                    |e| tracing::warn!(error = %e, "result of an unfinished chain not kept"),
+                );
             }
             return Err(error.within(what()));
         }
@@ -56,15 +63,31 @@ pub async fn add(
 ///
 /// Does nothing when no DEL is owed. A missing netns means an empty CNI_NETNS. Sets `network-stopped` only on success,
 /// then removes libcni's cached result. An error leaves the DEL owed and is never NotFound: an undo would take that for done.
-pub async fn del(config: &Config, reaper: &Reaper, record: &NetworkRecord, limit: Duration) -> Result<()> {
+pub async fn del(
+    config: &Config,
+    reaper: &Reaper,
+    record: &NetworkRecord,
+    limit: Duration,
+) -> Result<()> {
     if !record.owes_del() {
         return Ok(());
     }
     let done = del_owed(config, reaper, record, limit).await;
-    done.map_err(|e| if e.is_gone() { e.as_kind(Kind::State) } else { e })
+    done.map_err(|e| {
+        if e.is_gone() {
+            e.as_kind(Kind::State)
+        } else {
+            e
+        }
+    })
 }
 
-async fn del_owed(config: &Config, reaper: &Reaper, record: &NetworkRecord, limit: Duration) -> Result<()> {
+async fn del_owed(
+    config: &Config,
+    reaper: &Reaper,
+    record: &NetworkRecord,
+    limit: Duration,
+) -> Result<()> {
     let _locked = record.lock()?;
     // Whoever held it before may have done the work.
     if !record.owes_del() {
@@ -72,13 +95,29 @@ async fn del_owed(config: &Config, reaper: &Reaper, record: &NetworkRecord, limi
     }
     let begun = Instant::now();
     let owed = record.owed(config)?;
-    for Owed { conf, attachment, previous } in &owed {
-        let what = || format!("delete network {:?} of sandbox {:?}", conf.name, attachment.container_id);
+    for Owed {
+        conf,
+        attachment,
+        previous,
+    } in &owed
+    {
+        let what = || {
+            format!(
+                "delete network {:?} of sandbox {:?}",
+                conf.name, attachment.container_id
+            )
+        };
         let chain = Chain::new(config, reaper, conf, attachment).map_err(|e| e.within(what()))?;
-        chain.del(previous.as_ref(), begun, limit).await.map_err(|e| e.within(what()))?;
+        chain
+            .del(previous.as_ref(), begun, limit)
+            .await
+            .map_err(|e| e.within(what()))?;
     }
     record.set_stopped()?;
-    for Owed { conf, attachment, .. } in &owed {
+    for Owed {
+        conf, attachment, ..
+    } in &owed
+    {
         if let Err(error) = cache::remove(&config.cni.cache_dir, &conf.name, attachment) {
             tracing::warn!(%error, "cached result left behind");
         }
@@ -92,7 +131,10 @@ fn check(conf: &NetworkConf, attachment: &Attachment) -> Result<()> {
     if !netns::is_pinned(&attachment.netns) {
         return Err(Error::new(
             Kind::State,
-            format!("check netns {}: there is no network namespace at this path", attachment.netns.display()),
+            format!(
+                "check netns {}: there is no network namespace at this path",
+                attachment.netns.display()
+            ),
         ));
     }
     // Published ports that no plugin looks at would be silently dead.
@@ -126,7 +168,12 @@ struct Failed {
 
 impl<'a> Chain<'a> {
     /// Finds every plugin before one runs: half a chain is worse than none.
-    fn new(config: &'a Config, reaper: &'a Reaper, conf: &'a NetworkConf, attachment: &'a Attachment) -> Result<Self> {
+    fn new(
+        config: &'a Config,
+        reaper: &'a Reaper,
+        conf: &'a NetworkConf,
+        attachment: &'a Attachment,
+    ) -> Result<Self> {
         let find = |p: &Value| plugin::find(type_of(p), &config.cni.plugin_dirs);
         Ok(Self {
             config,
@@ -142,7 +189,14 @@ impl<'a> Chain<'a> {
         let mut previous = None;
         for (plugin, program) in self.conf.plugins.iter().zip(&self.programs) {
             let stdin = stdin(self.conf, plugin, self.attachment, previous.as_ref());
-            let run = self.run(Command::Add, plugin, program, &self.attachment.netns, stdin, (end, bound));
+            let run = self.run(
+                Command::Add,
+                plugin,
+                program,
+                &self.attachment.netns,
+                stdin,
+                (end, bound),
+            );
             let next = run.await.and_then(|raw| {
                 // The next plugin reads prevResult in the version of the configuration.
                 let what = || format!("read the result of CNI plugin {:?}", type_of(plugin));
@@ -158,12 +212,24 @@ impl<'a> Chain<'a> {
 
     async fn del(&self, previous: Option<&Value>, begun: Instant, bound: Duration) -> Result<()> {
         let gone = !netns::is_pinned(&self.attachment.netns);
-        let netns = if gone { Path::new("") } else { &self.attachment.netns };
+        let netns = if gone {
+            Path::new("")
+        } else {
+            &self.attachment.netns
+        };
         let previous = previous.and_then(|raw| result::for_del(raw, &self.conf.cni_version));
         // The first failure ends a try, as the specification says; the next try runs the whole list again.
         for (plugin, program) in self.conf.plugins.iter().zip(&self.programs).rev() {
             let stdin = stdin(self.conf, plugin, self.attachment, previous.as_ref());
-            self.run(Command::Del, plugin, program, netns, stdin, (begun + bound, bound)).await?;
+            self.run(
+                Command::Del,
+                plugin,
+                program,
+                netns,
+                stdin,
+                (begun + bound, bound),
+            )
+            .await?;
         }
         Ok(())
     }
@@ -182,7 +248,10 @@ impl<'a> Chain<'a> {
         if left.is_zero() {
             return Err(Error::new(
                 Kind::Deadline,
-                format!("run CNI plugin {name:?}: the {:.1} s for the whole chain were over before it began", bound.as_secs_f64()),
+                format!(
+                    "run CNI plugin {name:?}: the {:.1} s for the whole chain were over before it began",
+                    bound.as_secs_f64()
+                ),
             ));
         }
         let call = Call {
@@ -202,7 +271,12 @@ impl<'a> Chain<'a> {
 
 /// The configuration as one plugin gets it: its own object, the list's name and version, prevResult, and of the
 /// capability args those that it declares.
-fn stdin(conf: &NetworkConf, plugin: &Value, attachment: &Attachment, previous: Option<&Value>) -> Map<String, Value> {
+fn stdin(
+    conf: &NetworkConf,
+    plugin: &Value,
+    attachment: &Attachment,
+    previous: Option<&Value>,
+) -> Map<String, Value> {
     let mut object = plugin.as_object().cloned().unwrap_or_default();
     object.insert("name".into(), conf.name.as_str().into());
     object.insert("cniVersion".into(), conf.cni_version.as_str().into());
@@ -238,11 +312,24 @@ mod tests {
             ifname: "eth0".into(),
             args: vec![("K8S_POD_NAME".into(), "web".into())],
             port_mappings: [80, 0]
-                .map(|host_port| PortMapping { host_port, container_port: 80, protocol: "tcp".into(), host_ip: String::new() })
+                .map(|host_port| PortMapping {
+                    host_port,
+                    container_port: 80,
+                    protocol: "tcp".into(),
+                    host_ip: String::new(),
+                })
                 .into(),
-            capabilities: [("ips".to_owned(), json!(["10.0.0.9/24"])), ("mac".to_owned(), json!("0a:00:00:00:00:01"))].into_iter().collect(),
+            capabilities: [
+                ("ips".to_owned(), json!(["10.0.0.9/24"])),
+                ("mac".to_owned(), json!("0a:00:00:00:00:01")),
+            ]
+            .into_iter()
+            .collect(),
         };
-        (conf::parse(Path::new("pods.conflist"), text.to_string().into()).unwrap(), attachment)
+        (
+            conf::parse(Path::new("pods.conflist"), text.to_string().into()).unwrap(),
+            attachment,
+        )
     }
 
     #[test]
@@ -251,8 +338,15 @@ mod tests {
         let bridge = stdin(&conf, &conf.plugins[0], &attachment, None);
         assert_eq!(bridge["runtimeConfig"], json!({"ips": ["10.0.0.9/24"]}));
         let portmap = stdin(&conf, &conf.plugins[1], &attachment, None);
-        assert_eq!(portmap["runtimeConfig"], json!({"portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "tcp"}]}));
-        let bare = Attachment { port_mappings: Vec::new(), capabilities: Map::new(), ..attachment };
+        assert_eq!(
+            portmap["runtimeConfig"],
+            json!({"portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "tcp"}]})
+        );
+        let bare = Attachment {
+            port_mappings: Vec::new(),
+            capabilities: Map::new(),
+            ..attachment
+        };
         assert!(!stdin(&conf, &conf.plugins[1], &bare, None).contains_key("runtimeConfig"));
     }
 
@@ -260,9 +354,17 @@ mod tests {
     fn name_version_and_prev_result_are_the_lists_not_the_files() {
         let (conf, attachment) = sample();
         let first = stdin(&conf, &conf.plugins[0], &attachment, None);
-        assert_eq!((&first["name"], &first["cniVersion"]), (&json!("pods"), &json!("1.0.0")));
+        assert_eq!(
+            (&first["name"], &first["cniVersion"]),
+            (&json!("pods"), &json!("1.0.0"))
+        );
         assert!(!first.contains_key("prevResult"));
-        let second = stdin(&conf, &conf.plugins[1], &attachment, Some(&json!({"ips": []})));
+        let second = stdin(
+            &conf,
+            &conf.plugins[1],
+            &attachment,
+            Some(&json!({"ips": []})),
+        );
         assert_eq!(second["prevResult"], json!({"ips": []}));
     }
 
@@ -271,11 +373,20 @@ mod tests {
         let (_, attachment) = sample();
         attachment.check().unwrap();
         for value in ["a;B=c", "a=b", "a\nb"] {
-            let hostile = Attachment { args: vec![("K".into(), value.into())], ..attachment.clone() };
+            let hostile = Attachment {
+                args: vec![("K".into(), value.into())],
+                ..attachment.clone()
+            };
             assert!(hostile.check().is_err(), "{value:?}");
         }
-        let hostile = Attachment { container_id: "../x".into(), ..attachment.clone() };
+        let hostile = Attachment {
+            container_id: "../x".into(),
+            ..attachment.clone()
+        };
         assert!(hostile.check().is_err());
-        assert_eq!(attachment.cni_args()[0], ("IgnoreUnknown".into(), "1".into()));
+        assert_eq!(
+            attachment.cni_args()[0],
+            ("IgnoreUnknown".into(), "1".into())
+        );
     }
 }

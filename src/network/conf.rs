@@ -60,14 +60,21 @@ pub fn load_conf(config: &Config, name: Option<&str>) -> Result<NetworkConf> {
         names.push(conf.name);
     }
     let dir = config.cni.conf_dir.display();
-    let what = name.map_or_else(|| format!("find a network in {dir}"), |n| format!("find network {n:?} in {dir}"));
+    let what = name.map_or_else(
+        || format!("find a network in {dir}"),
+        |n| format!("find network {n:?} in {dir}"),
+    );
     // A file that cannot be parsed may still be the one that was asked for.
-    let suspect = found.broken.into_iter().find(|b| name.is_none_or(|n| b.mentions(n)));
+    let suspect = found
+        .broken
+        .into_iter()
+        .find(|b| name.is_none_or(|n| b.mentions(n)));
     if let Some(broken) = suspect {
         return Err(broken.error.as_kind(Kind::Invalid).within(what));
     }
     let there = if names.is_empty() {
-        "no network is configured there; put a .conflist there, or choose no network or the host's".to_owned()
+        "no network is configured there; put a .conflist there, or choose no network or the host's"
+            .to_owned()
     } else {
         format!("there are: {}", names.join(", "))
     };
@@ -93,24 +100,37 @@ pub(super) fn all(config: &Config) -> Vec<NetworkConf> {
 /// Parses the text of a list, or of a single configuration, and checks every name in it.
 pub(super) fn parse(path: &Path, bytes: Vec<u8>) -> Result<NetworkConf> {
     let at = || format!("read network configuration {}", path.display());
-    let text: Value = serde_json::from_slice(&bytes).map_err(|e| Error::caused(Kind::Invalid, at(), e))?;
+    let text: Value =
+        serde_json::from_slice(&bytes).map_err(|e| Error::caused(Kind::Invalid, at(), e))?;
     let Value::Object(top) = text else {
-        return Err(Error::new(Kind::Invalid, format!("{}: it is not a JSON object", at())));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("{}: it is not a JSON object", at()),
+        ));
     };
     build(path, bytes, top).map_err(|e| e.within(at()))
 }
 
 fn build(path: &Path, bytes: Vec<u8>, top: Map<String, Value>) -> Result<NetworkConf> {
-    let name = string(&top, "name")?.ok_or_else(|| Error::new(Kind::Invalid, "the field \"name\" is missing"))?;
+    let name = string(&top, "name")?
+        .ok_or_else(|| Error::new(Kind::Invalid, "the field \"name\" is missing"))?;
     crate::id::check_network(&name)?;
     let cni_version = version(&top)?;
     let disable_check = matches!(top.get("disableCheck"), Some(Value::Bool(true)))
         || top.get("disableCheck").and_then(Value::as_str) == Some("true");
     let (plugins, bytes) = match top.get("plugins") {
         Some(Value::Array(plugins)) if !plugins.is_empty() => (plugins.clone(), bytes),
-        Some(_) => return Err(Error::new(Kind::Invalid, "\"plugins\" must be a list with at least one plugin")),
+        Some(_) => {
+            return Err(Error::new(
+                Kind::Invalid,
+                "\"plugins\" must be a list with at least one plugin",
+            ));
+        }
         None if path.extension().is_some_and(|e| e == "conflist") => {
-            return Err(Error::new(Kind::Invalid, "the field \"plugins\" is missing; a single plugin goes into a .conf file"));
+            return Err(Error::new(
+                Kind::Invalid,
+                "the field \"plugins\" is missing; a single plugin goes into a .conf file",
+            ));
         }
         None => {
             let list = json!({"cniVersion": cni_version, "name": name, "plugins": [top]});
@@ -148,15 +168,25 @@ fn version(top: &Map<String, Value>) -> Result<String> {
     }
     Err(Error::new(
         Kind::Invalid,
-        format!("check cniVersion {stated:?}: versions {} are spoken here", result::VERSIONS.join(", ")),
+        format!(
+            "check cniVersion {stated:?}: versions {} are spoken here",
+            result::VERSIONS.join(", ")
+        ),
     ))
 }
 
 /// A plugin's type becomes a file name in the plugin directories.
 fn check_type(name: &str) -> Result<()> {
-    let bad = name.is_empty() || name.len() > 255 || name.starts_with('.') || name.contains(['/', '\0']) || name.chars().any(char::is_control);
+    let bad = name.is_empty()
+        || name.len() > 255
+        || name.starts_with('.')
+        || name.contains(['/', '\0'])
+        || name.chars().any(char::is_control);
     if bad {
-        return Err(Error::new(Kind::Invalid, format!("check plugin type {name:?}: it must be a file name without '/'")));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("check plugin type {name:?}: it must be a file name without '/'"),
+        ));
     }
     Ok(())
 }
@@ -165,7 +195,10 @@ fn string(top: &Map<String, Value>, key: &str) -> Result<Option<String>> {
     match top.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(s)) => Ok(Some(s.clone())),
-        Some(_) => Err(Error::new(Kind::Invalid, format!("the field {key:?} is not a string"))),
+        Some(_) => Err(Error::new(
+            Kind::Invalid,
+            format!("the field {key:?} is not a string"),
+        )),
     }
 }
 
@@ -179,8 +212,13 @@ impl Broken {
     /// True when this could be the file of network `name`: the name stands in it in quotes, or in its file name.
     fn mentions(&self, name: &str) -> bool {
         let quoted = format!("\"{name}\"");
-        self.text.windows(quoted.len()).any(|w| w == quoted.as_bytes())
-            || self.path.file_stem().is_some_and(|s| s.to_string_lossy().contains(name))
+        self.text
+            .windows(quoted.len())
+            .any(|w| w == quoted.as_bytes())
+            || self
+                .path
+                .file_stem()
+                .is_some_and(|s| s.to_string_lossy().contains(name))
     }
 }
 
@@ -194,7 +232,10 @@ fn scan(config: &Config) -> Found {
     let mut paths: Vec<PathBuf> = fs::read_dir(&config.cni.conf_dir)
         .map(|entries| entries.flatten().map(|e| e.path()).collect())
         .unwrap_or_default();
-    paths.retain(|p| p.extension().is_some_and(|e| e == "conflist" || e == "conf" || e == "json"));
+    paths.retain(|p| {
+        p.extension()
+            .is_some_and(|e| e == "conflist" || e == "conf" || e == "json")
+    });
     paths.sort();
     let mut found = Found::default();
     for path in paths {
@@ -204,7 +245,11 @@ fn scan(config: &Config) -> Found {
             Err(e) if e.is_gone() => continue,
             Err(error) => {
                 warn_once(&path, &error);
-                found.broken.push(Broken { path, text: Vec::new(), error });
+                found.broken.push(Broken {
+                    path,
+                    text: Vec::new(),
+                    error,
+                });
                 continue;
             }
         };
@@ -212,7 +257,11 @@ fn scan(config: &Config) -> Found {
             Ok(conf) => found.good.push(conf),
             Err(error) => {
                 warn_once(&path, &error);
-                found.broken.push(Broken { path, text: bytes, error });
+                found.broken.push(Broken {
+                    path,
+                    text: bytes,
+                    error,
+                });
             }
         }
     }
@@ -221,7 +270,10 @@ fn scan(config: &Config) -> Found {
 
 fn warn_once(path: &Path, error: &Error) {
     static WARNED: OnceLock<Mutex<HashSet<PathBuf>>> = OnceLock::new();
-    let mut warned = WARNED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    let mut warned = WARNED
+        .get_or_init(Mutex::default)
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     if warned.insert(path.to_owned()) {
         tracing::warn!(path = %path.display(), %error, "network configuration skipped");
     }
@@ -249,7 +301,10 @@ mod tests {
             ("00-half.conflist", &GOOD[..40]),
             ("10-a.conflist", &GOOD.replace("NAME", "a")),
             ("05-b.conflist.temp", &GOOD.replace("NAME", "b")),
-            ("20-c.conf", r#"{"cniVersion":"0.4.0","name":"c","type":"ptp"}"#),
+            (
+                "20-c.conf",
+                r#"{"cniVersion":"0.4.0","name":"c","type":"ptp"}"#,
+            ),
             ("30-a.conflist", &GOOD.replace("NAME", "a")),
         ]);
         assert_eq!(load_conf(&config, None).unwrap().name, "a");
@@ -258,12 +313,20 @@ mod tests {
         let c = load_conf(&config, Some("c")).unwrap();
         assert_eq!((c.plugins.len(), c.cni_version.as_str()), (1, "0.4.0"));
         // The bytes are a list, whatever the file was: another reader of the cache can use them.
-        assert_eq!(parse(&c.path.with_extension("conflist"), c.bytes).unwrap().plugins, c.plugins);
+        assert_eq!(
+            parse(&c.path.with_extension("conflist"), c.bytes)
+                .unwrap()
+                .plugins,
+            c.plugins
+        );
     }
 
     #[test]
     fn the_error_lists_the_names_there_are_or_names_the_broken_file() {
-        let (_dir, config) = dir(&[("10-a.conflist", &GOOD.replace("NAME", "a")), ("20.conflist", r#"{"name":"web","plugins":["#)]);
+        let (_dir, config) = dir(&[
+            ("10-a.conflist", &GOOD.replace("NAME", "a")),
+            ("20.conflist", r#"{"name":"web","plugins":["#),
+        ]);
         let missing = load_conf(&config, Some("nope")).unwrap_err();
         assert_eq!(missing.kind(), Kind::NotFound);
         assert!(missing.to_string().contains("there are: a"), "{missing}");
@@ -271,7 +334,12 @@ mod tests {
         assert_eq!(broken.kind(), Kind::Invalid);
         assert!(broken.to_string().contains("20.conflist"), "{broken}");
         let (_dir, empty) = dir(&[]);
-        assert!(load_conf(&empty, None).unwrap_err().to_string().contains("no network is configured"));
+        assert!(
+            load_conf(&empty, None)
+                .unwrap_err()
+                .to_string()
+                .contains("no network is configured")
+        );
     }
 
     #[test]
@@ -288,16 +356,29 @@ mod tests {
             r#"[]"#,
             "",
         ] {
-            assert!(parse(Path::new("x.conflist"), text.into()).is_err(), "{text}");
+            assert!(
+                parse(Path::new("x.conflist"), text.into()).is_err(),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn the_newest_common_version_is_taken_from_the_list_of_versions() {
         let text = r#"{"name":"x","cniVersion":"0.4.0","cniVersions":["0.3.1","1.0.0","7.0.0"],"plugins":[{"type":"a"}]}"#;
-        assert_eq!(parse(Path::new("x.conflist"), text.into()).unwrap().cni_version, "1.0.0");
+        assert_eq!(
+            parse(Path::new("x.conflist"), text.into())
+                .unwrap()
+                .cni_version,
+            "1.0.0"
+        );
         let none = r#"{"name":"x","plugins":[{"type":"a"}]}"#;
-        assert_eq!(parse(Path::new("x.conflist"), none.into()).unwrap().cni_version, "0.1.0");
+        assert_eq!(
+            parse(Path::new("x.conflist"), none.into())
+                .unwrap()
+                .cni_version,
+            "0.1.0"
+        );
     }
 
     #[test]

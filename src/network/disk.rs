@@ -12,8 +12,17 @@ const MAX_READ: u64 = 4 << 20;
 
 /// Replaces `path` by `bytes`, mode 0600: readers see the old or the new text, also after a power cut.
 pub(super) fn write_durable(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_whole(path, bytes)?;
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+/// The same, but a power cut may bring the old text back, or take a new file away, until its directory is synced.
+pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(Error::new(Kind::Invalid, format!("write {}: it is not a file's path", path.display())));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("write {}: it is not a file's path", path.display()),
+        ));
     };
     let mut temp_name = std::ffi::OsString::from(".");
     temp_name.push(name);
@@ -32,7 +41,7 @@ pub(super) fn write_durable(path: &Path, bytes: &[u8]) -> Result<()> {
         let _ = fs::remove_file(&temp);
         return Err(Error::io(format!("write {}", path.display()), e));
     }
-    sync_dir(dir)
+    Ok(())
 }
 
 /// Makes what happened to the names in `dir` durable.
@@ -45,7 +54,9 @@ pub(super) fn sync_dir(dir: &Path) -> Result<()> {
 /// Removes a file; absent = done. Not yet durable: see [`sync_dir`].
 pub(super) fn remove_file(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io(format!("remove {}", path.display()), e)),
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io(format!("remove {}", path.display()), e))
+        }
         _ => Ok(()),
     }
 }
@@ -59,7 +70,8 @@ pub(super) fn private_dir(dir: &Path) -> Result<()> {
         .mode(0o700)
         .create(dir)
         .context(|| format!("make directory {}", dir.display()))?;
-    let meta = fs::symlink_metadata(dir).context(|| format!("check directory {}", dir.display()))?;
+    let meta =
+        fs::symlink_metadata(dir).context(|| format!("check directory {}", dir.display()))?;
     let own = nix::unistd::geteuid().as_raw();
     if !meta.is_dir() || meta.uid() != own || meta.mode() & 0o022 != 0 {
         return Err(Error::new(
@@ -90,13 +102,19 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     if !meta.is_file() || meta.len() > MAX_READ {
         return Err(Error::new(
             Kind::Invalid,
-            format!("{}: it is not a regular file of at most {MAX_READ} bytes", what()),
+            format!(
+                "{}: it is not a regular file of at most {MAX_READ} bytes",
+                what()
+            ),
         ));
     }
     let mut bytes = Vec::new();
     file.take(MAX_READ).read_to_end(&mut bytes).context(what)?;
     if bytes.is_empty() {
-        return Err(Error::new(Kind::Invalid, format!("{}: the file is empty", what())));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("{}: the file is empty", what()),
+        ));
     }
     Ok(bytes)
 }
@@ -114,7 +132,10 @@ mod tests {
         write_durable(&path, b"whole").unwrap();
         assert_eq!(read(&path).unwrap(), b"whole");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
     }
 
     #[test]
@@ -122,7 +143,10 @@ mod tests {
         let top = tempfile::tempdir().unwrap();
         let dir = top.path().join("a/b");
         private_dir(&dir).unwrap();
-        assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(
+            fs::metadata(&dir).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
         assert_eq!(private_dir(&dir).map_err(|e| e.kind()), Err(Kind::Denied));
     }
@@ -133,7 +157,11 @@ mod tests {
         fs::write(dir.path().join("empty"), "").unwrap();
         nix::unistd::mkfifo(&dir.path().join("fifo"), nix::sys::stat::Mode::S_IRUSR).unwrap();
         for name in ["empty", "fifo"] {
-            assert_eq!(read(&dir.path().join(name)).map_err(|e| e.kind()), Err(Kind::Invalid), "{name}");
+            assert_eq!(
+                read(&dir.path().join(name)).map_err(|e| e.kind()),
+                Err(Kind::Invalid),
+                "{name}"
+            );
         }
     }
 }

@@ -107,7 +107,8 @@ impl NetworkRecord {
     /// `add-started` exists and `network-stopped` does not.
     pub fn owes_del(&self) -> bool {
         // In doubt (an I/O error) it is owed: a DEL too many is harmless, one too few leaks.
-        self.dir.join(STARTED).try_exists().unwrap_or(true) && !self.dir.join(STOPPED).try_exists().unwrap_or(false)
+        self.dir.join(STARTED).try_exists().unwrap_or(true)
+            && !self.dir.join(STOPPED).try_exists().unwrap_or(false)
     }
 
     /// Writes `add-started` before the first plugin. State error while an earlier ADD still owes its DEL; what an
@@ -122,36 +123,42 @@ impl NetworkRecord {
                 ),
             ));
         }
-        let what = || format!("record the network of sandbox {:?}", self.sandbox_id);
-        let root = self.dir.parent().unwrap_or(&self.dir);
-        for dir in [root.parent().unwrap_or(root), root, &self.dir] {
-            disk::private_dir(dir).context(what)?;
-        }
+        self.make_dir()?;
         // The old add-started goes first: between the two steps nothing is owed, as before.
-        for name in [STARTED, PARTIAL, RESULT, STOPPED] {
-            disk::remove_file(&self.dir.join(name)).context(what)?;
+        let stale: Vec<PathBuf> = [STARTED, PARTIAL, RESULT, STOPPED]
+            .map(|name| self.dir.join(name))
+            .into_iter()
+            .filter(|path| path.exists())
+            .collect();
+        if !stale.is_empty() {
+            stale.iter().try_for_each(|path| disk::remove_file(path))?;
+            disk::sync_dir(&self.dir)?;
         }
-        disk::sync_dir(&self.dir).context(what)?;
-        self.write(OWNER, &Owner {
+        // Made durable together with add-started.
+        let owner = Owner {
             namespace: self.namespace.clone(),
             sandbox_id: self.sandbox_id.clone(),
             network: conf.name.clone(),
             container_id: attachment.container_id.clone(),
             ifname: attachment.ifname.clone(),
             netns: attachment.netns.clone(),
-        })?;
-        self.write(STARTED, &Started {
-            version: 1,
-            namespace: self.namespace.clone(),
-            sandbox_id: self.sandbox_id.clone(),
-            boot_id: clock::boot_id(),
-            at: clock::rfc3339(SystemTime::now()),
-            conf: StoredConf {
-                path: conf.path.clone(),
-                text: String::from_utf8_lossy(&conf.bytes).into_owned(),
+        };
+        disk::write_whole(&self.dir.join(OWNER), &self.text(OWNER, &owner)?)?;
+        self.write(
+            STARTED,
+            &Started {
+                version: 1,
+                namespace: self.namespace.clone(),
+                sandbox_id: self.sandbox_id.clone(),
+                boot_id: clock::boot_id(),
+                at: clock::rfc3339(SystemTime::now()),
+                conf: StoredConf {
+                    path: conf.path.clone(),
+                    text: String::from_utf8_lossy(&conf.bytes).into_owned(),
+                },
+                attachment: attachment.clone(),
             },
-            attachment: attachment.clone(),
-        })
+        )
     }
 
     /// What the ADD gave; None while there is no ADD that succeeded, or its record is damaged.
@@ -165,14 +172,20 @@ impl NetworkRecord {
         if self.owes_del() {
             return Err(Error::new(
                 Kind::State,
-                format!("remove network record {}: its DEL is still owed", self.dir.display()),
+                format!(
+                    "remove network record {}: its DEL is still owed",
+                    self.dir.display()
+                ),
             ));
         }
         // add-started before network-stopped: cut short in between, the record must not claim a DEL again.
         disk::remove_file(&self.dir.join(STARTED))?;
         match fs::remove_dir_all(&self.dir) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            Err(e) => Err(Error::io(format!("remove network record {}", self.dir.display()), e)),
+            Err(e) => Err(Error::io(
+                format!("remove network record {}", self.dir.display()),
+                e,
+            )),
             Ok(()) => self.dir.parent().map_or(Ok(()), disk::sync_dir),
         }
     }
@@ -183,22 +196,40 @@ impl NetworkRecord {
         let Ok(entries) = fs::read_dir(root(config)) else {
             return Vec::new();
         };
-        let mut dirs: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(|p| p.is_dir()).collect();
+        let mut dirs: Vec<PathBuf> = entries
+            .flatten()
+            .map(|e| e.path())
+            .filter(|p| p.is_dir())
+            .collect();
         dirs.sort();
         dirs.into_iter().map(open).collect()
+    }
+
+    /// Makes the place of the record and excludes other processes, before [`NetworkRecord::begin`]: between a record and
+    /// its lock somebody else could send the DEL ahead of the ADD.
+    pub(super) fn reserve(&self) -> Result<Locked> {
+        self.make_dir()?;
+        self.lock()
     }
 
     /// Excludes other processes (a supervisor and `podvisor gc`) until dropped; Busy when one is at it. The kernel
     /// frees it with the process, so nothing can stay locked.
     pub(super) fn lock(&self) -> Result<Locked> {
-        let dir = File::open(&self.dir).context(|| format!("lock network record {}", self.dir.display()))?;
+        let dir = File::open(&self.dir)
+            .context(|| format!("lock network record {}", self.dir.display()))?;
         match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
             Ok(dir) => Ok(Locked { _dir: dir }),
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(Error::new(
                 Kind::Busy,
-                format!("lock network record {}: another process is at this network; retry", self.dir.display()),
+                format!(
+                    "lock network record {}: another process is at this network; retry",
+                    self.dir.display()
+                ),
             )),
-            Err((_, e)) => Err(Error::sys(format!("lock network record {}", self.dir.display()), e)),
+            Err((_, e)) => Err(Error::sys(
+                format!("lock network record {}", self.dir.display()),
+                e,
+            )),
         }
     }
 
@@ -221,7 +252,11 @@ impl NetworkRecord {
         let damage = match self.started() {
             Ok((conf, attachment)) => {
                 let previous = self.previous(config, &conf, &attachment);
-                return Ok(vec![Owed { conf, attachment, previous }]);
+                return Ok(vec![Owed {
+                    conf,
+                    attachment,
+                    previous,
+                }]);
             }
             Err(e) => e,
         };
@@ -231,32 +266,48 @@ impl NetworkRecord {
         let network = owner.as_ref().map(|o| o.network.as_str());
         let wanted = |name: &str| network.is_none_or(|n| n == name);
         if container_id.is_empty() {
-            return Err(damage.within("find out whose network it was").as_kind(Kind::State));
+            return Err(damage
+                .within("find out whose network it was")
+                .as_kind(Kind::State));
         }
         let cached = cache::of_container(&config.cni.cache_dir, container_id);
         let mut owed: Vec<Owed> = cached
             .into_iter()
             .filter(|c| wanted(&c.conf.name))
-            .map(|c| Owed { conf: c.conf, attachment: c.attachment, previous: c.result })
+            .map(|c| Owed {
+                conf: c.conf,
+                attachment: c.attachment,
+                previous: c.result,
+            })
             .collect();
         if owed.is_empty() {
             // ADD had not finished, or the cache is gone too. DEL is idempotent, so that without a name every network is told.
             let attachment = Attachment {
                 container_id: container_id.clone(),
-                netns: owner.as_ref().map_or_else(|| netns::path(config, &self.namespace, &self.sandbox_id), |o| o.netns.clone()),
+                netns: owner.as_ref().map_or_else(
+                    || netns::path(config, &self.namespace, &self.sandbox_id),
+                    |o| o.netns.clone(),
+                ),
                 ifname: owner.as_ref().map_or("eth0", |o| &o.ifname).to_owned(),
                 args: Vec::new(),
                 port_mappings: Vec::new(),
                 capabilities: Map::new(),
             };
             let confs = conf::all(config).into_iter().filter(|c| wanted(&c.name));
-            owed.extend(confs.map(|conf| Owed { conf, attachment: attachment.clone(), previous: None }));
+            owed.extend(confs.map(|conf| Owed {
+                conf,
+                attachment: attachment.clone(),
+                previous: None,
+            }));
             owed.dedup_by(|later, first| later.conf.name == first.conf.name);
         }
         if owed.is_empty() {
-            let which = network.map_or_else(|| "any network".to_owned(), |n| format!("network {n:?}"));
+            let which =
+                network.map_or_else(|| "any network".to_owned(), |n| format!("network {n:?}"));
             return Err(damage
-                .within(format!("find the configuration of {which} for the DEL of {container_id:?}"))
+                .within(format!(
+                    "find the configuration of {which} for the DEL of {container_id:?}"
+                ))
                 .as_kind(Kind::State));
         }
         Ok(owed)
@@ -265,27 +316,56 @@ impl NetworkRecord {
     fn started(&self) -> Result<(NetworkConf, Attachment)> {
         let started: Started = self.read(STARTED)?;
         started.attachment.check()?;
-        Ok((conf::parse(&started.conf.path, started.conf.text.into_bytes())?, started.attachment))
+        Ok((
+            conf::parse(&started.conf.path, started.conf.text.into_bytes())?,
+            started.attachment,
+        ))
     }
 
-    fn previous(&self, config: &Config, conf: &NetworkConf, attachment: &Attachment) -> Option<Value> {
+    fn previous(
+        &self,
+        config: &Config,
+        conf: &NetworkConf,
+        attachment: &Attachment,
+    ) -> Option<Value> {
         if let Some(result) = self.read_result() {
             return Some(result.raw);
         }
-        let cached = || cache::read(&config.cni.cache_dir, &conf.name, attachment).ok()?.result;
+        let cached = || {
+            cache::read(&config.cni.cache_dir, &conf.name, attachment)
+                .ok()?
+                .result
+        };
         self.read(PARTIAL).ok().or_else(cached)
     }
 
+    /// Each level is checked: who can write to one of them decides what is run as root.
+    fn make_dir(&self) -> Result<()> {
+        let what = || format!("record the network of sandbox {:?}", self.sandbox_id);
+        let root = self.dir.parent().unwrap_or(&self.dir);
+        [root.parent().unwrap_or(root), root, &self.dir]
+            .into_iter()
+            .try_for_each(|dir| disk::private_dir(dir).context(what))
+    }
+
     fn write(&self, name: &str, value: &impl Serialize) -> Result<()> {
-        let path = self.dir.join(name);
-        let text = serde_json::to_vec(value).map_err(|e| Error::caused(Kind::Other, format!("write {}", path.display()), e))?;
-        disk::write_durable(&path, &text)
+        disk::write_durable(&self.dir.join(name), &self.text(name, value)?)
+    }
+
+    fn text(&self, name: &str, value: &impl Serialize) -> Result<Vec<u8>> {
+        let what = || format!("write {}", self.dir.join(name).display());
+        serde_json::to_vec(value).map_err(|e| Error::caused(Kind::Other, what(), e))
     }
 
     fn read<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
         let path = self.dir.join(name);
-        serde_json::from_slice(&disk::read(&path)?)
-            .map_err(|e| Error::caused(Kind::Invalid, format!("read {}: cut off or damaged", path.display()), e))
+        serde_json::from_slice(&disk::read(&path)?).map_err(|e| {
+            Error::caused(
+                Kind::Invalid,
+                format!("read {}: cut off or damaged", path.display()),
+                e,
+            )
+        })
     }
 }
 
@@ -294,15 +374,30 @@ fn root(config: &Config) -> PathBuf {
 }
 
 fn open(dir: PathBuf) -> (String, String, NetworkRecord) {
-    let mut record = NetworkRecord { dir, namespace: String::new(), sandbox_id: String::new() };
-    let owner = record.read::<Owner>(OWNER).map(|o| (o.namespace, o.sandbox_id));
-    let known = owner.or_else(|_| record.read::<Started>(STARTED).map(|s| (s.namespace, s.sandbox_id)));
+    let mut record = NetworkRecord {
+        dir,
+        namespace: String::new(),
+        sandbox_id: String::new(),
+    };
+    let owner = record
+        .read::<Owner>(OWNER)
+        .map(|o| (o.namespace, o.sandbox_id));
+    let known = owner.or_else(|_| {
+        record
+            .read::<Started>(STARTED)
+            .map(|s| (s.namespace, s.sandbox_id))
+    });
     if let Ok((namespace, sandbox_id)) = known {
         record.namespace = namespace;
         record.sandbox_id = sandbox_id;
         return (record.namespace.clone(), record.sandbox_id.clone(), record);
     }
-    let name = record.dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = record
+        .dir
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
     (String::new(), name, record)
 }
 

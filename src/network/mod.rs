@@ -78,7 +78,9 @@ impl Attachment {
             if key.is_empty() || bad(key) || bad(value) {
                 return Err(Error::new(
                     Kind::Invalid,
-                    format!("check CNI argument {key:?}={value:?}: neither part may hold ';', '=' or control characters"),
+                    format!(
+                        "check CNI argument {key:?}={value:?}: neither part may hold ';', '=' or control characters"
+                    ),
                 ));
             }
         }
@@ -97,7 +99,11 @@ impl Attachment {
     /// All capability args, by capability.
     fn capability_args(&self) -> Map<String, Value> {
         let mut all = self.capabilities.clone();
-        let published: Vec<&PortMapping> = self.port_mappings.iter().filter(|p| p.host_port != 0).collect();
+        let published: Vec<&PortMapping> = self
+            .port_mappings
+            .iter()
+            .filter(|p| p.host_port != 0)
+            .collect();
         if let (false, Ok(ports)) = (published.is_empty(), serde_json::to_value(&published)) {
             all.insert("portMappings".into(), ports);
         }

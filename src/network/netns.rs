@@ -9,20 +9,19 @@
 //!   where it is private, the unlink does: since Linux 3.18 unlinking a mount point detaches what other mount namespaces
 //!   have on it. So the directory needs no mount of its own, and inherits the propagation of `/run`.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MntFlags, umount2};
 use nix::sys::statfs::statfs;
 
 use super::{disk, markers};
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
-use crate::sys::thread_ns;
+use crate::sys;
 
 /// Where iproute2 looks.
 const LINKS: &str = "/run/netns";
@@ -32,37 +31,29 @@ const MAX_STACKED: usize = 1024;
 
 /// Where this sandbox's netns is (to be) pinned; touches nothing.
 pub fn path(config: &Config, namespace: &str, sandbox_id: &str) -> PathBuf {
-    config.runtime_root.join("netns").join(markers::hash(namespace, sandbox_id))
+    config
+        .runtime_root
+        .join("netns")
+        .join(markers::hash(namespace, sandbox_id))
 }
 
 /// Makes a netns on a thread of its own, `lo` up, and pins it at `path`. The intent must be on record before.
 ///
-/// An existing good pin is an error (Exists); a plain file left there by a crash is used.
+/// An existing good pin is an error (Exists); a plain file left there by a crash is replaced.
 pub fn make(path: &Path) -> Result<()> {
     let what = || format!("make netns {}", path.display());
     if is_pinned(path) {
-        return Err(Error::new(Kind::Exists, format!("{}: one is pinned there already", what())));
+        return Err(Error::new(
+            Kind::Exists,
+            format!("{}: one is pinned there already", what()),
+        ));
     }
     if let Some(dir) = path.parent() {
         disk::private_dir(dir).context(what)?;
     }
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o400)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)
-        .context(what)?;
-    let made = thread_ns::new_netns().context(what).and_then(|ns| {
-        // By descriptor: the thread that made it may be gone.
-        let source = format!("/proc/self/fd/{}", ns.as_raw_fd());
-        mount(Some(source.as_str()), path, None::<&str>, MsFlags::MS_BIND, None::<&str>).context(what)
-    });
-    if made.is_err() {
-        let _ = fs::remove_file(path);
-        return made;
-    }
+    // What a crash between making the file and mounting on it left.
+    disk::remove_file(path).context(what)?;
+    sys::netns::new_netns_pinned(path)?;
     if let Err(error) = link(path) {
         // A comfort for people; the pod does not need it.
         tracing::warn!(%error, "netns not shown to ip netns");
@@ -82,7 +73,13 @@ pub fn unpin(path: &Path) -> Result<()> {
             Err(e) => return Err(Error::sys(what(), e)),
         }
     }
-    Err(Error::new(Kind::Busy, format!("{}: something mounts there faster than it is unmounted; retry", what())))
+    Err(Error::new(
+        Kind::Busy,
+        format!(
+            "{}: something mounts there faster than it is unmounted; retry",
+            what()
+        ),
+    ))
 }
 
 /// True when there is a network namespace at `path` (an nsfs mount, or a link into /proc).
@@ -92,7 +89,7 @@ pub fn is_pinned(path: &Path) -> bool {
 
 /// Brings `lo` up in the netns at `path`; up already = done.
 pub(super) fn raise_loopback(path: &Path) -> Result<()> {
-    thread_ns::raise_loopback(path).context(|| format!("bring lo up in netns {}", path.display()))
+    sys::netns::lo_up_in(path)
 }
 
 fn link_of(path: &Path) -> Option<PathBuf> {
@@ -101,11 +98,14 @@ fn link_of(path: &Path) -> Option<PathBuf> {
 }
 
 fn link(path: &Path) -> Result<()> {
-    let Some(link) = link_of(path) else { return Ok(()) };
+    let Some(link) = link_of(path) else {
+        return Ok(());
+    };
     let made = DirBuilder::new().mode(0o755).create(LINKS);
     match made {
         // The umask must not hide it from iproute2 of other users.
-        Ok(()) => fs::set_permissions(LINKS, fs::Permissions::from_mode(0o755)).context(|| format!("make directory {LINKS}"))?,
+        Ok(()) => fs::set_permissions(LINKS, fs::Permissions::from_mode(0o755))
+            .context(|| format!("make directory {LINKS}"))?,
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
         Err(e) => return Err(Error::io(format!("make directory {LINKS}"), e)),
     }
@@ -119,7 +119,9 @@ fn link(path: &Path) -> Result<()> {
 /// Removes the link, but only one that points at this pin.
 fn unlink(path: &Path) -> Result<()> {
     match link_of(path) {
-        Some(link) if fs::read_link(&link).is_ok_and(|target| target == path) => disk::remove_file(&link),
+        Some(link) if fs::read_link(&link).is_ok_and(|target| target == path) => {
+            disk::remove_file(&link)
+        }
         _ => Ok(()),
     }
 }

@@ -62,7 +62,9 @@ pub(super) struct Call<'a> {
 
 /// Finds a plugin's executable. State error, not NotFound: see the module's text.
 pub(super) fn find(name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
-    let executable = |path: &PathBuf| fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+    let executable = |path: &PathBuf| {
+        fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
     dirs.iter().map(|d| d.join(name)).find(executable).ok_or_else(|| {
         let dirs: Vec<_> = dirs.iter().map(|d| d.display().to_string()).collect();
         Error::new(
@@ -81,11 +83,19 @@ pub(super) async fn run(reaper: &Reaper, call: Call<'_>) -> Result<Value> {
     helper.cwd = Some("/".into());
     helper.stdin = call.conf;
     helper.output_cap = OUTPUT_CAP;
-    let output = helper.run(reaper).await.map_err(|e| e.within(&what).as_kind(Kind::Other))?;
+    let output = helper
+        .run(reaper)
+        .await
+        .map_err(|e| e.within(&what).as_kind(Kind::Other))?;
     let took = output.took;
     let judged = judge(call.command, &output, call.bound).map_err(|e| e.within(&what));
     match &judged {
-        Ok(_) => tracing::debug!(plugin = call.name, command = call.command.as_str(), ?took, "CNI plugin ran"),
+        Ok(_) => tracing::debug!(
+            plugin = call.name,
+            command = call.command.as_str(),
+            ?took,
+            "CNI plugin ran"
+        ),
         Err(error) => {
             let stdout = shown(&output.stdout, false);
             tracing::warn!(plugin = call.name, command = call.command.as_str(), ?took, limit = ?call.bound, %error, %stdout, "CNI plugin failed");
@@ -95,7 +105,12 @@ pub(super) async fn run(reaper: &Reaper, call: Call<'_>) -> Result<Value> {
 }
 
 fn environment(call: &Call<'_>) -> Vec<(OsString, OsString)> {
-    let args: Vec<String> = call.attachment.cni_args().iter().map(|(k, v)| format!("{k}={v}")).collect();
+    let args: Vec<String> = call
+        .attachment
+        .cni_args()
+        .iter()
+        .map(|(k, v)| format!("{k}={v}"))
+        .collect();
     let mut search = OsString::new();
     for dir in call.search {
         if !search.is_empty() {
@@ -105,7 +120,10 @@ fn environment(call: &Call<'_>) -> Vec<(OsString, OsString)> {
     }
     vec![
         ("CNI_COMMAND".into(), call.command.as_str().into()),
-        ("CNI_CONTAINERID".into(), call.attachment.container_id.clone().into()),
+        (
+            "CNI_CONTAINERID".into(),
+            call.attachment.container_id.clone().into(),
+        ),
         ("CNI_NETNS".into(), call.netns.into()),
         ("CNI_IFNAME".into(), call.attachment.ifname.clone().into()),
         ("CNI_ARGS".into(), args.join(";").into()),
@@ -118,25 +136,41 @@ fn environment(call: &Call<'_>) -> Vec<(OsString, OsString)> {
 fn judge(command: Command, output: &Output, bound: Duration) -> Result<Value> {
     let took = output.took.as_secs_f64();
     let stderr = shown(&output.stderr, true);
-    let tail = if stderr.is_empty() { String::new() } else { format!("; its stderr ends with: {stderr}") };
+    let tail = if stderr.is_empty() {
+        String::new()
+    } else {
+        format!("; its stderr ends with: {stderr}")
+    };
     let fail = |kind, text: String| Err(Error::new(kind, format!("{text}{tail}")));
     if output.timed_out {
         return fail(
             Kind::Deadline,
-            format!("it had not ended after {took:.1} s and was killed: the whole chain may take {:.1} s", bound.as_secs_f64()),
+            format!(
+                "it had not ended after {took:.1} s and was killed: the whole chain may take {:.1} s",
+                bound.as_secs_f64()
+            ),
         );
     }
     if let Some(signal) = output.exit.signal {
-        return fail(Kind::Other, format!("it was ended by {} after {took:.1} s", signal_name(signal)));
+        return fail(
+            Kind::Other,
+            format!("it was ended by {} after {took:.1} s", signal_name(signal)),
+        );
     }
     let printed: Result<Value, _> = serde_json::from_slice(&output.stdout);
     if output.exit.code != 0 {
         let code = output.exit.code;
         return match printed.as_ref().ok().and_then(described) {
-            Some(text) => fail(Kind::Other, format!("{text} (exit code {code} after {took:.1} s)")),
+            Some(text) => fail(
+                Kind::Other,
+                format!("{text} (exit code {code} after {took:.1} s)"),
+            ),
             None => fail(
                 Kind::Other,
-                format!("it exited with {code} after {took:.1} s and gave no error in JSON; stdout: {:?}", shown(&output.stdout, false)),
+                format!(
+                    "it exited with {code} after {took:.1} s and gave no error in JSON; stdout: {:?}",
+                    shown(&output.stdout, false)
+                ),
             ),
         };
     }
@@ -144,10 +178,16 @@ fn judge(command: Command, output: &Output, bound: Duration) -> Result<Value> {
         return Ok(Value::Null);
     }
     if output.stdout.iter().all(u8::is_ascii_whitespace) {
-        return fail(Kind::Other, format!("it exited with 0 after {took:.1} s but printed no result"));
+        return fail(
+            Kind::Other,
+            format!("it exited with 0 after {took:.1} s but printed no result"),
+        );
     }
     if output.truncated {
-        return fail(Kind::Other, format!("it exited with 0 after {took:.1} s but printed more than {OUTPUT_CAP} bytes"));
+        return fail(
+            Kind::Other,
+            format!("it exited with 0 after {took:.1} s but printed more than {OUTPUT_CAP} bytes"),
+        );
     }
     match printed {
         // An error object with exit code 0 is no success.
@@ -168,7 +208,11 @@ fn judge(command: Command, output: &Output, bound: Duration) -> Result<Value> {
 /// CNI's error object: {code, msg, details}.
 fn described(value: &Value) -> Option<String> {
     let message = value["msg"].as_str()?;
-    let mut text = format!("it reports error {}: {}", value["code"], shown(message.as_bytes(), false));
+    let mut text = format!(
+        "it reports error {}: {}",
+        value["code"],
+        shown(message.as_bytes(), false)
+    );
     if let Some(details) = value["details"].as_str().filter(|d| !d.is_empty()) {
         text.push_str(&format!("; details: {}", shown(details.as_bytes(), false)));
     }
@@ -178,9 +222,16 @@ fn described(value: &Value) -> Option<String> {
 /// Foreign output on one line, cut, without control characters.
 fn shown(bytes: &[u8], tail: bool) -> String {
     let cut = bytes.len().saturating_sub(SHOWN);
-    let part = if tail { &bytes[cut..] } else { &bytes[..bytes.len() - cut] };
+    let part = if tail {
+        &bytes[cut..]
+    } else {
+        &bytes[..bytes.len() - cut]
+    };
     let text = String::from_utf8_lossy(part);
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let text: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
     let text = text.trim();
     match (cut, tail) {
         (0, _) => text.to_owned(),
@@ -190,7 +241,10 @@ fn shown(bytes: &[u8], tail: bool) -> String {
 }
 
 fn signal_name(signal: i32) -> String {
-    nix::sys::signal::Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |s| format!("signal {signal} ({s})"))
+    nix::sys::signal::Signal::try_from(signal).map_or_else(
+        |_| format!("signal {signal}"),
+        |s| format!("signal {signal} ({s})"),
+    )
 }
 
 #[cfg(test)]
@@ -201,7 +255,11 @@ mod tests {
 
     fn output(code: u32, signal: Option<i32>, stdout: &str, stderr: &str) -> Output {
         Output {
-            exit: Exit { code, signal, at: SystemTime::now() },
+            exit: Exit {
+                code,
+                signal,
+                at: SystemTime::now(),
+            },
             stdout: stdout.into(),
             stderr: stderr.into(),
             truncated: false,
@@ -211,30 +269,57 @@ mod tests {
     }
 
     fn text(command: Command, output: &Output) -> String {
-        judge(command, output, Duration::from_secs(2)).unwrap_err().to_string()
+        judge(command, output, Duration::from_secs(2))
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]
     fn a_result_is_given_and_the_output_of_del_does_not_matter() {
         let good = output(0, None, "{\"cniVersion\":\"1.0.0\"}\n", "a warning");
-        assert_eq!(judge(Command::Add, &good, Duration::ZERO).unwrap()["cniVersion"], "1.0.0");
-        assert_eq!(judge(Command::Del, &output(0, None, "noise", ""), Duration::ZERO).unwrap(), Value::Null);
+        assert_eq!(
+            judge(Command::Add, &good, Duration::ZERO).unwrap()["cniVersion"],
+            "1.0.0"
+        );
+        assert_eq!(
+            judge(Command::Del, &output(0, None, "noise", ""), Duration::ZERO).unwrap(),
+            Value::Null
+        );
     }
 
     #[test]
     fn each_failure_says_how_it_ended_and_what_stderr_said() {
         let report = r#"{"code":7,"msg":"bad subnet","details":"10.0.0.0/33"}"#;
         let said = text(Command::Add, &output(1, None, report, ""));
-        assert!(said.contains("error 7: bad subnet; details: 10.0.0.0/33 (exit code 1 after 1.5 s)"), "{said}");
+        assert!(
+            said.contains("error 7: bad subnet; details: 10.0.0.0/33 (exit code 1 after 1.5 s)"),
+            "{said}"
+        );
 
-        let said = text(Command::Del, &output(139, Some(11), "", "about to\ncrash\n"));
-        assert!(said.contains("signal 11 (SIGSEGV) after 1.5 s; its stderr ends with: about to crash"), "{said}");
+        let said = text(
+            Command::Del,
+            &output(139, Some(11), "", "about to\ncrash\n"),
+        );
+        assert!(
+            said.contains("signal 11 (SIGSEGV) after 1.5 s; its stderr ends with: about to crash"),
+            "{said}"
+        );
 
         let said = text(Command::Del, &output(3, None, "oops", "why"));
-        assert!(said.contains("exited with 3") && said.contains("\"oops\"") && said.contains("why"), "{said}");
+        assert!(
+            said.contains("exited with 3") && said.contains("\"oops\"") && said.contains("why"),
+            "{said}"
+        );
 
-        let said = text(Command::Add, &output(0, None, "time=1 level=info\n{\"cniVersion\":\"1.0.0\"}", ""));
-        assert!(said.contains("not one result in JSON") && said.contains("begins with: \"time=1 level=info"), "{said}");
+        let said = text(
+            Command::Add,
+            &output(0, None, "time=1 level=info\n{\"cniVersion\":\"1.0.0\"}", ""),
+        );
+        assert!(
+            said.contains("not one result in JSON")
+                && said.contains("begins with: \"time=1 level=info"),
+            "{said}"
+        );
 
         let said = text(Command::Add, &output(0, None, " \n", ""));
         assert!(said.contains("printed no result"), "{said}");
@@ -257,7 +342,10 @@ mod tests {
         killed.timed_out = true;
         let error = judge(Command::Add, &killed, Duration::from_secs(2)).unwrap_err();
         assert_eq!(error.kind(), Kind::Deadline);
-        assert!(error.to_string().contains("after 1.5 s") && error.to_string().contains("2.0 s"), "{error}");
+        assert!(
+            error.to_string().contains("after 1.5 s") && error.to_string().contains("2.0 s"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -8,7 +8,9 @@ use super::AddResult;
 use crate::error::{Error, Kind, Result};
 
 /// Versions of the CNI specification that are spoken here, oldest first.
-pub(super) const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+pub(super) const VERSIONS: [&str; 7] = [
+    "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
+];
 
 /// Since when DEL is given prevResult.
 pub(super) const PREV_RESULT_ON_DEL: &str = "0.4.0";
@@ -31,13 +33,20 @@ pub(super) fn normalise(raw: Value, version: &str) -> Result<AddResult> {
         Some(other) => {
             return Err(Error::new(
                 Kind::Other,
-                format!("the result has cniVersion {other}; versions {} are read here", VERSIONS.join(", ")),
+                format!(
+                    "the result has cniVersion {other}; versions {} are read here",
+                    VERSIONS.join(", ")
+                ),
             ));
         }
     };
     let ips = addresses(&raw)?;
     // Before 0.3.0 a result had another shape; between the two families it is passed on as it came.
-    let target = if has_list(&stated) == has_list(version) { version } else { &stated };
+    let target = if has_list(&stated) == has_list(version) {
+        version
+    } else {
+        &stated
+    };
     raw.insert("cniVersion".into(), target.into());
     if has_list(target) {
         mark_families(&mut raw, !at_least(target, "1.0.0"));
@@ -68,10 +77,15 @@ fn has_list(version: &str) -> bool {
 
 /// 0.3 and 0.4 want `version: "4"|"6"` in each address; 1.0 dropped it.
 fn mark_families(raw: &mut Map<String, Value>, wanted: bool) {
-    let Some(Value::Array(ips)) = raw.get_mut("ips") else { return };
+    let Some(Value::Array(ips)) = raw.get_mut("ips") else {
+        return;
+    };
     for ip in ips.iter_mut().filter_map(Value::as_object_mut) {
         if wanted {
-            let six = ip.get("address").and_then(Value::as_str).is_some_and(|a| a.contains(':'));
+            let six = ip
+                .get("address")
+                .and_then(Value::as_str)
+                .is_some_and(|a| a.contains(':'));
             ip.insert("version".into(), if six { "6" } else { "4" }.into());
         } else {
             ip.shift_remove("version");
@@ -82,16 +96,27 @@ fn mark_families(raw: &mut Map<String, Value>, wanted: bool) {
 fn addresses(raw: &Map<String, Value>) -> Result<Vec<String>> {
     let interfaces = raw.get("interfaces").and_then(Value::as_array);
     let in_sandbox = |ip: &Value| {
-        let index = ip["interface"].as_u64().and_then(|i| usize::try_from(i).ok());
+        let index = ip["interface"]
+            .as_u64()
+            .and_then(|i| usize::try_from(i).ok());
         match (index, interfaces) {
             // Without a reference to an interface the address is the attachment's own.
             (None, _) | (_, None) => true,
-            (Some(i), Some(all)) => all.get(i).is_none_or(|f| f["sandbox"].as_str().is_some_and(|s| !s.is_empty())),
+            (Some(i), Some(all)) => all
+                .get(i)
+                .is_none_or(|f| f["sandbox"].as_str().is_some_and(|s| !s.is_empty())),
         }
     };
-    let listed = raw.get("ips").and_then(Value::as_array).into_iter().flatten();
+    let listed = raw
+        .get("ips")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
     let listed = listed.filter(|ip| in_sandbox(ip)).map(|ip| &ip["address"]);
-    let legacy = ["ip4", "ip6"].into_iter().filter_map(|key| raw.get(key)).map(|ip| &ip["ip"]);
+    let legacy = ["ip4", "ip6"]
+        .into_iter()
+        .filter_map(|key| raw.get(key))
+        .map(|ip| &ip["ip"]);
     listed.chain(legacy).map(address).collect()
 }
 
@@ -135,7 +160,10 @@ mod tests {
             assert_eq!(result.ips, ["10.1.2.3/24", "fd00::3/64"], "{version}");
         }
         let old = json!({"ip4": {"ip": "10.0.0.2/16"}, "ip6": {"ip": "fd00::2/64"}, "dns": {}});
-        assert_eq!(normalise(old, "0.2.0").unwrap().ips, ["10.0.0.2/16", "fd00::2/64"]);
+        assert_eq!(
+            normalise(old, "0.2.0").unwrap().ips,
+            ["10.0.0.2/16", "fd00::2/64"]
+        );
     }
 
     #[test]
@@ -149,9 +177,18 @@ mod tests {
     #[test]
     fn a_result_is_brought_to_the_version_of_the_configuration() {
         let up = normalise(bridge("0.4.0"), "1.0.0").unwrap().raw;
-        assert_eq!((up["cniVersion"].as_str(), up["ips"][0].get("version")), (Some("1.0.0"), None));
+        assert_eq!(
+            (up["cniVersion"].as_str(), up["ips"][0].get("version")),
+            (Some("1.0.0"), None)
+        );
         let down = normalise(bridge("1.0.0"), "0.4.0").unwrap().raw;
-        assert_eq!((down["cniVersion"].as_str(), down["ips"][1]["version"].as_str()), (Some("0.4.0"), Some("6")));
+        assert_eq!(
+            (
+                down["cniVersion"].as_str(),
+                down["ips"][1]["version"].as_str()
+            ),
+            (Some("0.4.0"), Some("6"))
+        );
     }
 
     #[test]
@@ -172,8 +209,17 @@ mod tests {
     #[test]
     fn del_goes_without_a_result_it_cannot_be_given() {
         assert!(for_del(&bridge("1.0.0"), "0.3.1").is_none());
-        assert!(for_del(&json!({"cniVersion": "0.1.0", "ip4": {"ip": "10.0.0.2/16"}}), "0.4.0").is_none());
+        assert!(
+            for_del(
+                &json!({"cniVersion": "0.1.0", "ip4": {"ip": "10.0.0.2/16"}}),
+                "0.4.0"
+            )
+            .is_none()
+        );
         assert!(for_del(&json!("damaged"), "1.0.0").is_none());
-        assert_eq!(for_del(&bridge("0.4.0"), "1.0.0").unwrap()["cniVersion"], "1.0.0");
+        assert_eq!(
+            for_del(&bridge("0.4.0"), "1.0.0").unwrap()["cniVersion"],
+            "1.0.0"
+        );
     }
 }

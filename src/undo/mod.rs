@@ -66,7 +66,10 @@ pub struct Report {
 /// whose pause is over; retries begin only after every such step had its first try.
 pub async fn unwind(steps: Vec<Step<'_>>, patience: Patience) -> Report {
     let end = Instant::now() + patience.budget;
-    let mut open: Vec<Open<'_>> = steps.into_iter().map(|step| Open::new(step, patience)).collect();
+    let mut open: Vec<Open<'_>> = steps
+        .into_iter()
+        .map(|step| Open::new(step, patience))
+        .collect();
     let mut done = Vec::new();
     loop {
         round(&mut open, &mut done, end, patience).await;
@@ -84,7 +87,16 @@ pub async fn unwind(steps: Vec<Step<'_>>, patience: Patience) -> Report {
     let owed = open
         .into_iter()
         .map(|o| {
-            let waits = || Error::new(Kind::State, format!("undo {}: it waits for {}", o.step.name, o.step.after.join(", ")));
+            let waits = || {
+                Error::new(
+                    Kind::State,
+                    format!(
+                        "undo {}: it waits for {}",
+                        o.step.name,
+                        o.step.after.join(", ")
+                    ),
+                )
+            };
             (o.step.name, o.failure.unwrap_or_else(waits))
         })
         .collect();
@@ -119,7 +131,10 @@ impl<'a> Open<'a> {
             Ok(Ok(())) => return true,
             Ok(Err(e)) if e.is_gone() => return true,
             Ok(Err(e)) => e,
-            Err(_) => Error::new(Kind::Deadline, format!("undo {name}: not done within {:.1} s", limit.as_secs_f64())),
+            Err(_) => Error::new(
+                Kind::Deadline,
+                format!("undo {name}: not done within {:.1} s", limit.as_secs_f64()),
+            ),
         };
         tracing::warn!(step = name, tries = self.tries, %error, "undo failed");
         self.failure = Some(error);
@@ -130,7 +145,12 @@ impl<'a> Open<'a> {
 }
 
 /// Tries, in order, what may run now. A step that becomes free in this round has its turn in it.
-async fn round(open: &mut Vec<Open<'_>>, done: &mut Vec<&'static str>, end: Instant, patience: Patience) {
+async fn round(
+    open: &mut Vec<Open<'_>>,
+    done: &mut Vec<&'static str>,
+    end: Instant,
+    patience: Patience,
+) {
     let mut at = 0;
     while at < open.len() {
         let waits = blocked(open).contains(open[at].step.name);
@@ -146,7 +166,12 @@ async fn round(open: &mut Vec<Open<'_>>, done: &mut Vec<&'static str>, end: Inst
 
 /// Names of the steps that wait for one that is not done.
 fn blocked(open: &[Open<'_>]) -> HashSet<&'static str> {
-    let waits = |o: &&Open<'_>| o.step.after.iter().any(|name| open.iter().any(|other| other.step.name == *name));
+    let waits = |o: &&Open<'_>| {
+        o.step
+            .after
+            .iter()
+            .any(|name| open.iter().any(|other| other.step.name == *name))
+    };
     open.iter().filter(waits).map(|o| o.step.name).collect()
 }
 
