@@ -5,6 +5,8 @@
     reason = "tests panic where they cannot go on"
 )]
 
+#[path = "network/pod.rs"]
+mod pod;
 mod support;
 
 use std::fs;
@@ -12,80 +14,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use pod::{LIMIT, Pod};
 use podvisor::config::Config;
-use podvisor::error::{Error, Kind};
-use podvisor::network::{
-    self, AddResult, Attachment, NetworkConf, NetworkRecord, PortMapping, netns,
-};
+use podvisor::error::Kind;
+use podvisor::network::netns;
 use podvisor::process::Reaper;
 use serde_json::{Value, json};
 use support::fake::{self, Act, Fake};
 use support::{Scope, cni, eventually, sandboxed};
-
-const LIMIT: Duration = Duration::from_secs(20);
-
-/// One pod's side of the room.
-struct Pod {
-    config: Config,
-    conf: NetworkConf,
-    record: NetworkRecord,
-    attachment: Attachment,
-}
-
-impl Pod {
-    /// A pod `id` with a pinned netns, on the network that was configured last.
-    fn on(network: &str, id: &str) -> Self {
-        let config = Config::default();
-        let path = netns::path(&config, "test", id);
-        netns::make(&path).unwrap();
-        Self {
-            conf: network::load_conf(&config, Some(network)).unwrap(),
-            record: NetworkRecord::at(&config, "test", id),
-            attachment: Attachment {
-                container_id: id.into(),
-                netns: path,
-                ifname: "eth0".into(),
-                args: vec![("K8S_POD_NAME".into(), "web".into())],
-                port_mappings: Vec::new(),
-                capabilities: Default::default(),
-            },
-            config,
-        }
-    }
-
-    fn publish(mut self, host_port: u16, container_port: u16) -> Self {
-        let protocol = "tcp".into();
-        self.attachment.port_mappings.push(PortMapping {
-            host_port,
-            container_port,
-            protocol,
-            host_ip: String::new(),
-        });
-        self
-    }
-
-    async fn add(&self, reaper: &Reaper) -> Result<AddResult, Error> {
-        network::add(
-            &self.config,
-            reaper,
-            &self.record,
-            &self.conf,
-            &self.attachment,
-        )
-        .await
-    }
-
-    async fn del(&self, reaper: &Reaper) -> Result<(), Error> {
-        network::del(&self.config, reaper, &self.record, LIMIT).await
-    }
-
-    /// Everything that must go with the pod.
-    async fn gone(self, reaper: &Reaper) {
-        self.del(reaper).await.unwrap();
-        netns::unpin(&self.attachment.netns).unwrap();
-        self.record.remove().unwrap();
-    }
-}
 
 /// A chain of fakes, one per name.
 fn fakes<const N: usize>(network: &str, names: [&str; N]) -> [Fake; N] {

@@ -3,7 +3,8 @@
 //! Other tools collect garbage by these files, so ours look exactly like libcni's (field names from its `cachedInfo`,
 //! libcni/api.go), but are replaced whole: libcni truncates and writes, which a power cut turns into an empty file.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -50,7 +51,11 @@ pub(super) fn write(
 ) -> Result<()> {
     let results = cache_dir.join("results");
     // Shared with every other CNI runtime of the machine: made where it is missing, its mode not ours to judge.
-    fs::create_dir_all(&results).context(|| format!("make directory {}", results.display()))?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&results)
+        .context(|| format!("make directory {}", results.display()))?;
     let args = attachment.cni_args();
     let capabilities = attachment.capability_args();
     let entry = Entry {
@@ -141,8 +146,12 @@ mod tests {
     use super::*;
     use crate::network::PortMapping;
 
-    // As libcni 1.1 writes it for a bridge network with a published port.
-    const BY_LIBCNI: &str = r#"{"kind":"cniCacheV1","containerId":"8d0b","config":"eyJjbmlWZXJzaW9uIjoiMS4wLjAiLCJuYW1lIjoicG9kcyIsInBsdWdpbnMiOlt7InR5cGUiOiJicmlkZ2UifSx7ImNhcGFiaWxpdGllcyI6eyJwb3J0TWFwcGluZ3MiOnRydWV9LCJ0eXBlIjoicG9ydG1hcCJ9XX0=","ifName":"eth0","networkName":"pods","netns":"/run/netns/a","cniArgs":[["IgnoreUnknown","1"],["K8S_POD_NAME","web"]],"capabilityArgs":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},"result":{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24"}]}}"#;
+    // Recorded: written by the libcni in containerd 1.6.20 for `ctr run --cni` (which gives it no arguments, and whose
+    // version had no `netns` yet).
+    const RECORDED: &str = r#"{"kind":"cniCacheV1","containerId":"default-web","config":"eyJjbmlWZXJzaW9uIjoiMS4wLjAiLCJuYW1lIjoicG9kcyIsInBsdWdpbnMiOlt7InR5cGUiOiJicmlkZ2UiLCJicmlkZ2UiOiJicjkiLCJpc0dhdGV3YXkiOnRydWUsImlwYW0iOnsidHlwZSI6Imhvc3QtbG9jYWwiLCJyYW5nZXMiOltbeyJzdWJuZXQiOiIxMC4xLjAuMC8yNCJ9XV19fSx7InR5cGUiOiJwb3J0bWFwIiwiY2FwYWJpbGl0aWVzIjp7InBvcnRNYXBwaW5ncyI6dHJ1ZX19XX0K","ifName":"eth0","networkName":"pods","result":{"cniVersion":"1.0.0","dns":{},"interfaces":[{"mac":"62:fb:c3:12:30:11","name":"br9"},{"mac":"b2:75:5f:ea:4e:6f","name":"veth81cc3d49"},{"mac":"fe:56:c9:44:eb:e7","name":"eth0","sandbox":"/proc/68/ns/net"}],"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1","interface":2}]}}"#;
+
+    // Composed, in the field order of libcni 1.3: with netns, arguments and a published port.
+    const COMPOSED: &str = r#"{"kind":"cniCacheV1","containerId":"8d0b","config":"eyJjbmlWZXJzaW9uIjoiMS4wLjAiLCJuYW1lIjoicG9kcyIsInBsdWdpbnMiOlt7InR5cGUiOiJicmlkZ2UifSx7ImNhcGFiaWxpdGllcyI6eyJwb3J0TWFwcGluZ3MiOnRydWV9LCJ0eXBlIjoicG9ydG1hcCJ9XX0=","ifName":"eth0","networkName":"pods","netns":"/run/netns/a","cniArgs":[["IgnoreUnknown","1"],["K8S_POD_NAME","web"]],"capabilityArgs":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]},"result":{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/24"}]}}"#;
 
     fn attachment() -> Attachment {
         Attachment {
@@ -161,11 +170,25 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_ours_is_byte_for_byte_libcnis() {
+    fn an_entry_that_libcni_wrote_is_read_and_written_again_byte_for_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("results/pods-default-web-eth0");
+        fs::create_dir(dir.path().join("results")).unwrap();
+        fs::write(&file, RECORDED).unwrap();
+        let theirs = of_container(dir.path(), "default-web").remove(0);
+        assert_eq!(theirs.conf.plugins[1]["type"], "portmap");
+        fs::remove_file(&file).unwrap();
+        let result = theirs.result.unwrap();
+        write(dir.path(), &theirs.conf, &theirs.attachment, &result).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), RECORDED);
+    }
+
+    #[test]
+    fn arguments_and_ports_stand_where_libcni_has_them() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("results/pods-8d0b-eth0");
         fs::create_dir(dir.path().join("results")).unwrap();
-        fs::write(&file, BY_LIBCNI).unwrap();
+        fs::write(&file, COMPOSED).unwrap();
         let theirs = read(dir.path(), "pods", &attachment()).unwrap();
         assert_eq!(theirs.conf.plugins.len(), 2);
         assert_eq!(theirs.attachment.args.len(), 2);
@@ -177,7 +200,7 @@ mod tests {
             theirs.result.as_ref().unwrap(),
         )
         .unwrap();
-        assert_eq!(fs::read_to_string(&file).unwrap(), BY_LIBCNI);
+        assert_eq!(fs::read_to_string(&file).unwrap(), COMPOSED);
 
         assert_eq!(of_container(dir.path(), "8d0b").len(), 1);
         assert!(of_container(dir.path(), "d0b").is_empty());
@@ -190,9 +213,9 @@ mod tests {
     fn damaged_entries_and_those_of_another_kind_are_errors() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("results")).unwrap();
-        let half = &BY_LIBCNI[..BY_LIBCNI.len() / 2];
-        let other = BY_LIBCNI.replace("cniCacheV1", "cniCacheV9");
-        let coded = BY_LIBCNI.replace("eyJj", "!!!!");
+        let half = &COMPOSED[..COMPOSED.len() / 2];
+        let other = COMPOSED.replace("cniCacheV1", "cniCacheV9");
+        let coded = COMPOSED.replace("eyJj", "!!!!");
         for text in [
             "",
             half,
