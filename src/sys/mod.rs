@@ -6,4 +6,6 @@
 #![allow(unsafe_code)]
 
 pub mod fd;
+pub mod mount;
+pub mod mountinfo;
 pub mod process;
