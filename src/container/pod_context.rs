@@ -5,78 +5,54 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use super::PodContext;
 use crate::spec::Spec;
 
 /// Namespaces a container may share with its pod. Mount, user and cgroup namespaces are never joined.
 const SHARED: [&str; 4] = ["network", "ipc", "uts", "pid"];
+/// The one place where a pod's mount takes the place of the spec's.
+const SHM: &str = "/dev/shm";
 
 /// Edits `spec`; false when there was nothing to do.
 pub(super) fn apply(spec: &mut Spec, pod: &PodContext) -> bool {
-    let Some(root) = spec.json.as_object_mut() else {
-        return false;
-    };
-    let joined = join(root, pod);
-    let files = bind(root, pod);
+    let joined = join(spec, pod);
+    let files = bind(spec, pod);
     joined || files
 }
 
 /// Gives a path to each namespace that is listed without one. One that is not listed is the host's, as asked for.
-fn join(root: &mut Map<String, Value>, pod: &PodContext) -> bool {
+fn join(spec: &mut Spec, pod: &PodContext) -> bool {
     let mut changed = false;
-    let mut joined_uts = false;
-    let listed = root.get_mut("linux").and_then(|l| l.get_mut("namespaces")).and_then(Value::as_array_mut);
-    for namespace in listed.into_iter().flatten().filter_map(Value::as_object_mut) {
-        let kind = namespace.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
-        let private = namespace.get("path").and_then(Value::as_str).is_none_or(str::is_empty);
-        let path = pod.join.iter().find(|(k, _)| *k == kind).map(|(_, path)| path);
-        let Some(path) = path.filter(|_| private && SHARED.contains(&kind.as_str())) else {
+    for (kind, path) in spec.namespaces() {
+        let shared = pod.join.iter().find(|(k, _)| *k == kind && SHARED.contains(&k.as_str()));
+        let (None, Some((_, pods))) = (path, shared) else {
             continue;
         };
-        namespace.insert("path".into(), json!(path));
-        joined_uts |= kind == "uts";
+        spec.set_namespace_path(&kind, pods);
         changed = true;
-    }
-    if joined_uts {
-        // The runtime would set these names in the pod's own namespace, for all of its containers.
-        root.shift_remove("hostname");
-        root.shift_remove("domainname");
+        if let ("uts", Some(root)) = (kind.as_str(), spec.json.as_object_mut()) {
+            // The runtime would set these names in the pod's own namespace, for all of its containers.
+            root.shift_remove("hostname");
+            root.shift_remove("domainname");
+        }
     }
     changed
 }
 
-fn bind(root: &mut Map<String, Value>, pod: &PodContext) -> bool {
-    if pod.files.is_empty() {
-        return false;
-    }
-    let mounts = root.entry("mounts").or_insert_with(|| json!([]));
-    if mounts.is_null() {
-        *mounts = json!([]);
-    }
-    let Some(mounts) = mounts.as_array_mut() else {
-        return false;
-    };
+fn bind(spec: &mut Spec, pod: &PodContext) -> bool {
     let mut changed = false;
     for (destination, source, options) in &pod.files {
-        let mount = json!({"destination": destination, "type": "bind", "source": source, "options": options});
-        // Mounts stack: the last one at a destination is the one that is seen.
-        let there = mounts.iter_mut().rev().find(|m| at(m, destination));
-        match there {
-            Some(old) if destination == Path::new("/dev/shm") && is_fresh_tmpfs(old) => *old = mount,
+        match spec.find_mount(destination) {
+            Some(old) if destination == Path::new(SHM) && is_fresh_tmpfs(old) => {}
             Some(_) => continue,
-            None => mounts.push(mount),
+            None => {}
         }
+        spec.replace_mount(destination, source, "bind", options);
         changed = true;
     }
     changed
-}
-
-fn at(mount: &Value, destination: &Path) -> bool {
-    let named = mount.get("destination").and_then(Value::as_str);
-    // Components, so that "/dev/shm/" and "/dev//shm" are the same place.
-    named.is_some_and(|d| Path::new(d).components().eq(destination.components()))
 }
 
 fn is_fresh_tmpfs(mount: &Value) -> bool {
@@ -86,6 +62,7 @@ fn is_fresh_tmpfs(mount: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn context() -> PodContext {
         let bind = |to: &str, from: &str| (to.into(), from.into(), vec!["rbind".to_owned(), "rw".to_owned()]);
