@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Result;
 
+pub mod options;
+
 /// config.json as JSON, unknown fields kept and order preserved.
 #[derive(Clone, Debug)]
 pub struct Spec { pub json: serde_json::Value }
