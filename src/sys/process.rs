@@ -1,0 +1,216 @@
+//! Processes: pidfds, wait, subreaper, and what every child of ours is set up with between fork and exec.
+//!
+//! Must never be used to wait outside `process::reaper`: a second caller steals exit codes.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Soft limit of open files that our children start with. The hard one is [`NOFILE_HARD`].
+///
+/// An OCI runtime hands its own limits to a container whose spec names none, so a supervisor started with
+/// `ulimit -n 1000000000` would give workloads that close or scan "all" descriptors minutes of work. The default is
+/// therefore stated, not inherited; nothing is raised above what was given to us.
+pub const NOFILE_SOFT: u64 = 1024;
+/// Upper bound of the hard limit of open files of our children; see [`NOFILE_SOFT`].
+pub const NOFILE_HARD: u64 = 1_048_576;
+
+/// True once we switched transparent huge pages off for ourselves, so that children get them back.
+pub(super) static THP_IS_OFF: AtomicBool = AtomicBool::new(false);
+
+/// How a child ended, as the kernel tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It called exit with this code.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+}
+
+/// Opens a pidfd (close-on-exec). ESRCH: no such process.
+pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open takes two integers and touches no memory of ours.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us this descriptor; nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Signals the process behind a pidfd. ESRCH: it has been reaped.
+pub fn pidfd_send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
+    // SAFETY: a null siginfo is allowed and means "as kill(2) would"; the other arguments are integers.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_raw_fd(),
+            signal,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        )
+    };
+    if done < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// kill(2): a negative pid means a process group. The caller answers for the pid being the one it means.
+pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: kill takes two integers.
+    if unsafe { libc::kill(pid, signal) } < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Orphans below us become our children.
+pub fn become_subreaper() -> io::Result<()> {
+    // SAFETY: this prctl takes integers only.
+    if unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Looks at one ended child without reaping it. None: no child has ended (or there is none).
+///
+/// Not nix's waitid: it answers EINVAL for a child ended by a real-time signal, after having reaped it.
+pub fn peek_ended() -> io::Result<Option<(i32, Status)>> {
+    waitid(libc::P_ALL, 0, libc::WNOWAIT)
+}
+
+/// Reaps this ended child. None: it has not ended, or is no child of ours.
+pub fn reap(pid: i32) -> io::Result<Option<(i32, Status)>> {
+    waitid(libc::P_PID, pid as libc::id_t, 0)
+}
+
+fn waitid(which: libc::idtype_t, id: libc::id_t, more: i32) -> io::Result<Option<(i32, Status)>> {
+    loop {
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        // Only ended children: stopped and continued ones are no event, or the caller's loop would spin on them.
+        let flags = libc::WEXITED | libc::WNOHANG | libc::__WALL | more;
+        // SAFETY: `info` is a valid place for a siginfo_t for the time of the call.
+        let done = unsafe { libc::waitid(which, id, info.as_mut_ptr(), flags) };
+        if done < 0 {
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => continue,
+                Some(libc::ECHILD) => return Ok(None),
+                _ => return Err(error),
+            }
+        }
+        // SAFETY: zeroed is a valid siginfo_t, and the kernel wrote the child's one or left the zeroes.
+        let info = unsafe { info.assume_init() };
+        // SAFETY: waitid fills the SIGCHLD form of the union; with no child ended it is the zeroes from above.
+        let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+        if pid == 0 {
+            return Ok(None);
+        }
+        let status = match info.si_code {
+            libc::CLD_EXITED => Status::Code(status),
+            _ => Status::Signal(status),
+        };
+        return Ok(Some((pid, status)));
+    }
+}
+
+/// Lets SIGCHLD in: a caller that blocked it before exec would otherwise leave us deaf.
+pub fn unblock_sigchld() -> io::Result<()> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set before it is used; the old mask is not asked for.
+    let failed = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGCHLD);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut())
+    };
+    if failed != 0 {
+        Err(io::Error::from_raw_os_error(failed))
+    } else {
+        Ok(())
+    }
+}
+
+/// The limit of open files to give to children: (soft, hard), from the hard limit given to us.
+pub fn child_nofile(own_hard: u64) -> (u64, u64) {
+    let hard = own_hard.min(NOFILE_HARD);
+    (NOFILE_SOFT.min(hard), hard)
+}
+
+/// Adds to `command` what each child of ours gets between fork and exec: default signal dispositions, empty mask, the
+/// stated limit of open files, huge pages as they were given to us, no descriptor but 0 to 2, and with
+/// `die_with_parent` SIGKILL when the *thread* that spawns it ends.
+pub fn set_up_child(command: &mut Command, die_with_parent: bool) {
+    // SAFETY: getrlimit writes into the struct it is given.
+    let nofile = unsafe {
+        let mut own = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        let known = libc::getrlimit(libc::RLIMIT_NOFILE, &mut own) == 0;
+        let (soft, hard) = child_nofile(if known { own.rlim_max } else { NOFILE_HARD });
+        libc::rlimit {
+            rlim_cur: soft,
+            rlim_max: hard,
+        }
+    };
+    // SAFETY: getpid has no preconditions.
+    let parent = unsafe { libc::getpid() };
+    let restore_thp = THP_IS_OFF.load(Ordering::Relaxed);
+    let hook = move || {
+        // SAFETY: only async-signal-safe system calls on integers and on values captured before the fork: no
+        // allocation, no lock, so this is sound in the forked child of a process with several threads.
+        unsafe {
+            for signal in 1..=31 {
+                // A workload must not inherit that somebody ignored SIGHUP or SIGPIPE. KILL and STOP refuse: harmless.
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            let mut none = MaybeUninit::<libc::sigset_t>::uninit();
+            libc::sigemptyset(none.as_mut_ptr());
+            libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
+            libc::setrlimit(libc::RLIMIT_NOFILE, &nofile);
+            if restore_thp {
+                libc::prctl(libc::PR_SET_THP_DISABLE, 0, 0, 0, 0);
+            }
+            if die_with_parent {
+                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                // The parent may have died before the request was known to the kernel.
+                if libc::getppid() != parent {
+                    return Err(io::Error::from_raw_os_error(libc::ESRCH));
+                }
+            }
+            // Close-on-exec and not close: the descriptor on which exec's errno is reported must live until exec.
+            // A kernel before 5.11 refuses; there everything of ours is close-on-exec by itself.
+            libc::syscall(
+                libc::SYS_close_range,
+                3,
+                u32::MAX,
+                libc::CLOSE_RANGE_CLOEXEC,
+            );
+        }
+        Ok(())
+    };
+    // SAFETY: see the hook: it may run after fork.
+    unsafe { command.pre_exec(hook) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_huge_limit_is_not_handed_on_and_a_small_one_is_not_raised() {
+        assert_eq!(child_nofile(1_000_000_000), (1024, 1_048_576));
+        assert_eq!(child_nofile(libc::RLIM_INFINITY), (1024, 1_048_576));
+        assert_eq!(child_nofile(524_288), (1024, 524_288));
+        assert_eq!(child_nofile(256), (256, 256));
+    }
+}
