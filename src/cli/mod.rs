@@ -1,4 +1,6 @@
 //! The command people type. STUB.
 use std::process::ExitCode;
 /// `main` of podvisor.
-pub fn main() -> ExitCode { ExitCode::SUCCESS }
+pub fn main() -> ExitCode {
+    ExitCode::SUCCESS
+}

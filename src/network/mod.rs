@@ -24,13 +24,24 @@ pub struct PortMapping {
 
 /// A loaded configuration list: exact bytes are kept, so that DEL uses the configuration of its ADD.
 #[derive(Clone, Debug)]
-pub struct NetworkConf { pub name: String, pub path: PathBuf, pub cni_version: String, pub bytes: Vec<u8>, pub plugins: Vec<Value>, pub disable_check: bool }
+pub struct NetworkConf {
+    pub name: String,
+    pub path: PathBuf,
+    pub cni_version: String,
+    pub bytes: Vec<u8>,
+    pub plugins: Vec<Value>,
+    pub disable_check: bool,
+}
 
 /// Loads by network name, or (None) the first good file by name order; .conflist, .conf, .json. Bad files are warned about and skipped,
 /// unless the named network is among the broken ones: then the error names the file. NotFound lists the names there are.
-pub fn load_conf(config: &Config, name: Option<&str>) -> Result<NetworkConf> { todo!() }
+pub fn load_conf(config: &Config, name: Option<&str>) -> Result<NetworkConf> {
+    todo!()
+}
 /// (name, path) of every network configured.
-pub fn list_confs(config: &Config) -> Vec<(String, PathBuf)> { todo!() }
+pub fn list_confs(config: &Config) -> Vec<(String, PathBuf)> {
+    todo!()
+}
 
 /// What ADD and DEL are given beside the configuration. Serialised into the on-disk record: DEL uses exactly this.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -65,38 +76,79 @@ pub struct NetworkRecord {}
 
 impl NetworkRecord {
     /// The record's place for this sandbox; touches nothing.
-    pub fn at(config: &Config, namespace: &str, sandbox_id: &str) -> Self { todo!() }
-    pub fn dir(&self) -> &Path { todo!() }
+    pub fn at(config: &Config, namespace: &str, sandbox_id: &str) -> Self {
+        todo!()
+    }
+    pub fn dir(&self) -> &Path {
+        todo!()
+    }
     /// `add-started` exists and `network-stopped` does not.
-    pub fn owes_del(&self) -> bool { todo!() }
+    pub fn owes_del(&self) -> bool {
+        todo!()
+    }
     /// Writes `add-started` before the first plugin.
-    pub fn begin(&self, conf: &NetworkConf, attachment: &Attachment) -> Result<()> { todo!() }
-    pub fn read_result(&self) -> Option<AddResult> { todo!() }
+    pub fn begin(&self, conf: &NetworkConf, attachment: &Attachment) -> Result<()> {
+        todo!()
+    }
+    pub fn read_result(&self) -> Option<AddResult> {
+        todo!()
+    }
     /// Removes the whole record (after DEL succeeded and the sandbox is forgotten); absent = done.
-    pub fn remove(&self) -> Result<()> { todo!() }
+    pub fn remove(&self) -> Result<()> {
+        todo!()
+    }
     /// Every record below the state root: (namespace, sandbox id, record), also unreadable ones.
-    pub fn list(config: &Config) -> Vec<(String, String, NetworkRecord)> { todo!() }
+    pub fn list(config: &Config) -> Vec<(String, String, NetworkRecord)> {
+        todo!()
+    }
 }
 
 /// ADD of the whole chain, bounded by `config.add_timeout()` (monotonic, whole chain). Order: `record.begin`, plugins with prevResult,
 /// result cached in libcni's form (`<cache_dir>/results/<net>-<cid>-<ifname>`) and in the record. `lo` is brought up first.
 /// On failure nothing is undone here: the record says DEL is owed; the error names plugin, code or signal, time spent, stderr tail.
-pub async fn add(config: &Config, reaper: &Reaper, record: &NetworkRecord, conf: &NetworkConf, attachment: &Attachment) -> Result<AddResult> { todo!() }
+pub async fn add(
+    config: &Config,
+    reaper: &Reaper,
+    record: &NetworkRecord,
+    conf: &NetworkConf,
+    attachment: &Attachment,
+) -> Result<AddResult> {
+    todo!()
+}
 
 /// DEL of the recorded ADD: reverse order, prevResult where known, the configuration and arguments of the ADD, bounded by `limit`.
 /// Does nothing when no DEL is owed. A missing netns means an empty CNI_NETNS. Sets `network-stopped` only on success, then removes
 /// libcni's cached result.
-pub async fn del(config: &Config, reaper: &Reaper, record: &NetworkRecord, limit: Duration) -> Result<()> { todo!() }
+pub async fn del(
+    config: &Config,
+    reaper: &Reaper,
+    record: &NetworkRecord,
+    limit: Duration,
+) -> Result<()> {
+    todo!()
+}
 
 /// Pinned network namespaces: `<runtime_root>/netns/<hash>`, with a symbolic link `/run/netns/podvisor-<hash>`.
 pub mod netns {
     use super::*;
     /// Where this sandbox's netns is (to be) pinned; touches nothing.
-    pub fn path(config: &Config, namespace: &str, sandbox_id: &str) -> PathBuf { todo!() }
+    pub fn path(config: &Config, namespace: &str, sandbox_id: &str) -> PathBuf {
+        todo!()
+    }
     /// Makes a netns on a thread of its own and pins it at `path` (idempotent: an existing good pin is an error Exists). Intent must be on record before.
-    pub fn make(path: &Path) -> Result<()> { todo!() }
+    pub fn make(path: &Path) -> Result<()> {
+        todo!()
+    }
     /// Unmounts (detach, repeated while mounts are stacked), unlinks pin and link; absent = done.
-    pub fn unpin(path: &Path) -> Result<()> { todo!() }
+    pub fn unpin(path: &Path) -> Result<()> {
+        todo!()
+    }
+    /// Brings `lo` up in it.
+    pub fn loopback_up(path: &Path) -> Result<()> {
+        todo!()
+    }
     /// True when `path` is an nsfs mount.
-    pub fn is_pinned(path: &Path) -> bool { todo!() }
+    pub fn is_pinned(path: &Path) -> bool {
+        todo!()
+    }
 }

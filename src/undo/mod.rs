@@ -1,5 +1,10 @@
 //! The stack of undos. STUB of the public surface; bodies to be written.
-#![allow(missing_docs, unused_variables, clippy::todo, missing_debug_implementations)]
+#![allow(
+    missing_docs,
+    unused_variables,
+    clippy::todo,
+    missing_debug_implementations
+)]
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
@@ -36,4 +41,6 @@ pub struct Report {
 
 /// Runs the steps in the order given (newest first): dependents wait, independents go on, each try has its own bound,
 /// tries of a failing step are spaced by a capped back-off, within the budget.
-pub async fn unwind(steps: Vec<Step<'_>>, patience: Patience) -> Report { todo!() }
+pub async fn unwind(steps: Vec<Step<'_>>, patience: Patience) -> Report {
+    todo!()
+}
