@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::SigSet;
 use nix::sys::stat::{Mode, umask};
-use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout, setsid};
+use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout};
 use tracing::level_filters::LevelFilter;
 use tracing::{error, info, warn};
 
@@ -107,7 +107,7 @@ pub fn run(launch: Launch) -> ExitCode {
 
 fn become_daemon(bundle: &Path, keep: &[&OwnedFd], word: &Word) -> Result<()> {
     // A session of its own: the terminal of a person's shell takes nobody down when it closes.
-    setsid().context(|| "start a session")?;
+    sys::fork::new_session().context(|| "start a session")?;
     let mut numbers: Vec<i32> = keep.iter().map(|fd| fd.as_raw_fd()).collect();
     numbers.extend(word.number());
     // Whatever the daemon leaked into the helper ends here, before we open anything ourselves.
@@ -119,7 +119,8 @@ fn become_daemon(bundle: &Path, keep: &[&OwnedFd], word: &Word) -> Result<()> {
     SigSet::empty().thread_set_mask().context(|| "unblock signals")?;
     umask(Mode::from_bits_truncate(0o022));
     limit_files();
-    sys::start::one_malloc_arena();
+    sys::memory::one_arena();
+    sys::memory::huge_pages_off();
     Ok(())
 }
 

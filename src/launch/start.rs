@@ -64,8 +64,8 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
     };
     let unlink = UnlinkOnDrop(Some(path.clone()));
     if env::var_os("SCHED_CORE").is_some_and(|v| !v.is_empty()) {
-        // The child inherits the cookie; this thread is the whole process.
-        sys::start::create_sched_core().context(|| "give the pod a core scheduling cookie (SCHED_CORE is set)")?;
+        // The child inherits the cookie; the daemon gave us a process group of our own.
+        sys::sched_core::create().context(|| "give the pod a core scheduling cookie (SCHED_CORE is set)")?;
     }
     let (alive_read, alive_write) = pipe2(OFlag::O_CLOEXEC).context(|| "make a pipe")?;
     let (ready_read, ready_write) = pipe2(OFlag::O_CLOEXEC).context(|| "make a pipe")?;
@@ -84,13 +84,13 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
         config,
     };
     // One thread: nothing here has started another.
-    let child = match sys::start::fork().context(|| "fork the supervisor")? {
-        sys::start::Fork::Child => {
+    let child = match sys::fork::fork().context(|| "fork the supervisor")? {
+        sys::fork::Fork::Child => {
             unlink.disarm();
             drop((alive_write, ready_read));
             return Ok(daemon::run(launch));
         }
-        sys::start::Fork::Parent(pid) => KillOnDrop(Some(pid)),
+        sys::fork::Fork::Parent(pid) => KillOnDrop(Some(pid)),
     };
     // Its ends and the listener are the child's alone now.
     drop(launch);

@@ -41,11 +41,10 @@ pub async fn watch(
 
 /// Resolves when the pipe ends without a byte; never otherwise.
 async fn helper_died(helper: Option<OwnedFd>) {
-    if let Some(pipe) = helper {
-        match read_word(pipe).await {
-            Ok(0) => return,
-            Ok(_) | Err(_) => {}
-        }
+    if let Some(pipe) = helper
+        && matches!(read_word(pipe).await, Ok(0))
+    {
+        return;
     }
     std::future::pending().await
 }
