@@ -9,6 +9,8 @@ pub mod clone;
 pub mod fd;
 pub mod fork;
 pub mod memory;
+pub mod mount;
+pub mod mountinfo;
 pub mod netns;
 pub mod process;
 pub mod sched_core;
