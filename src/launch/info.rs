@@ -13,7 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::launch::{NAME, answer, bootstrap, probe};
 use crate::proto::any;
 use crate::proto::types::introspection::{RuntimeInfo, RuntimeVersion};
-use crate::spec::options;
+use crate::spec::options::Options;
 
 /// What daemons expect below a shim that names nothing else.
 const DEFAULT_RUNTIME: &str = "runc";
@@ -36,7 +36,7 @@ pub fn info() -> Result<ExitCode> {
             Error::caused(Kind::Invalid, "decode standard input as runtime options; send them, or nothing", e)
         })?),
     };
-    let options = options::decode(given.as_ref())?;
+    let options = given.as_ref().map(Options::decode).transpose()?.unwrap_or_default();
     let runtime = if options.binary.is_empty() { DEFAULT_RUNTIME } else { &options.binary };
     let bytes = describe(given, features(runtime))
         .write_to_bytes()

@@ -27,7 +27,7 @@ use crate::launch::dialect::{self, Dialect, Signs};
 use crate::launch::flags::Flags;
 use crate::launch::socket::{self, Claim};
 use crate::launch::{answer, daemon};
-use crate::spec::options;
+use crate::spec::options::Options;
 use crate::sys;
 
 /// Annotations that name the group, first wins: the shim's own word, then the pod.
@@ -44,7 +44,7 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
     let config = Config::load()?;
     let bundle = env::current_dir().context(|| "find the bundle: start runs in it")?;
     let input = bootstrap::parse(&bootstrap::read_stdin()?, &flags.id, &flags.namespace)?;
-    let options = options::decode(input.options.as_ref())?;
+    let options = input.options.as_ref().map(Options::decode).transpose()?.unwrap_or_default();
     let group = group(&bundle, &flags.id)?;
 
     let params = input.params.clone().unwrap_or_default();

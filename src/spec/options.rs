@@ -17,7 +17,7 @@ use crate::proto::runc_options::oci;
 use crate::proto::runtimeoptions::runtimeoptions;
 
 /// Largest options file read, bytes.
-const FILE_MAX: u64 = 1024 * 1024;
+const FILE_MAX: u64 = 64 * 1024;
 
 /// Decoded options. Everything empty, false and 0 when none were given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub struct Options {
     pub io_gid: u32,
     /// cgroup the supervisor's own process is moved into; empty for none.
     pub shim_cgroup: String,
+    /// With no `binary`: the configured runtime, else crun where it runs, else runc. Ours alone, in TOML only.
+    pub prefer_crun: bool,
 }
 
 /// True for types [`decode`] understands; the extensions of a `BootstrapParams` are picked by this.
@@ -45,52 +47,59 @@ pub fn is_known(any: &Any) -> bool {
     any::is_nothing(any) || any::is(any, any::RUNC_OPTIONS) || any::is(any, any::RUNTIME_OPTIONS)
 }
 
-/// Decodes options; `None`, an empty `Any` and `google.protobuf.Empty` are no options.
-///
-/// # Errors
-/// Invalid for another type, for bytes that do not fit the type, for TOML that does not parse or has a value of the
-/// wrong kind under a key of ours, and for a `ConfigPath` that cannot be read.
-pub fn decode(options: Option<&Any>) -> Result<Options> {
-    let Some(options) = options.filter(|any| !any::is_nothing(any)) else {
-        return Ok(Options::default());
-    };
-    let bad = |e| Error::caused(Kind::Invalid, format!("decode runtime options {}", options.type_url), e);
-    if let Some(runc) = any::unpack::<oci::Options>(options, any::RUNC_OPTIONS).map_err(bad)? {
-        return Ok(from_runc(runc));
-    }
-    if let Some(generic) = any::unpack::<runtimeoptions::Options>(options, any::RUNTIME_OPTIONS).map_err(bad)? {
-        return from_generic(&generic);
-    }
-    Err(Error::new(
-        Kind::Invalid,
-        format!(
-            "decode runtime options of type {:?}: send {} or {}",
-            options.type_url,
-            any::RUNC_OPTIONS,
-            any::RUNTIME_OPTIONS
-        ),
-    ))
-}
-
-/// Parses an options table: the keys of containerd's runc options, whatever their case, with or without `_`.
-pub fn from_toml(text: &str) -> Result<Options> {
-    let table: Map<String, Value> =
-        basic_toml::from_str(text).map_err(|e| Error::caused(Kind::Invalid, "parse runtime options as TOML", e))?;
-    let mut options = Options::default();
-    for (key, value) in &table {
-        match key.replace('_', "").to_ascii_lowercase().as_str() {
-            "binaryname" => options.binary = string(key, value)?,
-            "root" => options.root = string(key, value)?,
-            "systemdcgroup" => options.systemd_cgroup = boolean(key, value)?,
-            "nopivotroot" => options.no_pivot_root = boolean(key, value)?,
-            "nonewkeyring" => options.no_new_keyring = boolean(key, value)?,
-            "iouid" => options.io_uid = number(key, value)?,
-            "iogid" => options.io_gid = number(key, value)?,
-            "shimcgroup" => options.shim_cgroup = string(key, value)?,
-            _ => {}
+impl Options {
+    /// Decodes options; an empty `Any` and `google.protobuf.Empty` are no options.
+    ///
+    /// # Errors
+    /// Invalid for another type, for bytes that do not fit the type, for TOML that does not parse or has a value of
+    /// the wrong kind under a key of ours, and for a `ConfigPath` that cannot be read.
+    pub fn decode(options: &Any) -> Result<Self> {
+        if any::is_nothing(options) {
+            return Ok(Self::default());
         }
+        let bad = |e| Error::caused(Kind::Invalid, format!("decode runtime options {}", options.type_url), e);
+        if let Some(runc) = any::unpack::<oci::Options>(options, any::RUNC_OPTIONS).map_err(bad)? {
+            return Ok(from_runc(runc));
+        }
+        if let Some(generic) = any::unpack::<runtimeoptions::Options>(options, any::RUNTIME_OPTIONS).map_err(bad)? {
+            return from_generic(&generic);
+        }
+        Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "decode runtime options of type {:?}: send {} or {}",
+                options.type_url,
+                any::RUNC_OPTIONS,
+                any::RUNTIME_OPTIONS
+            ),
+        ))
     }
-    Ok(options)
+
+    /// Parses an options table: the keys of containerd's runc options and `PreferCrun`, whatever their case, with or
+    /// without `_`.
+    ///
+    /// # Errors
+    /// Invalid.
+    pub fn from_toml(text: &[u8]) -> Result<Self> {
+        let table: Map<String, Value> = basic_toml::from_slice(text)
+            .map_err(|e| Error::caused(Kind::Invalid, "parse runtime options as TOML", e))?;
+        let mut options = Self::default();
+        for (key, value) in &table {
+            match key.replace('_', "").to_ascii_lowercase().as_str() {
+                "binaryname" => options.binary = string(key, value)?,
+                "root" => options.root = string(key, value)?,
+                "systemdcgroup" => options.systemd_cgroup = boolean(key, value)?,
+                "nopivotroot" => options.no_pivot_root = boolean(key, value)?,
+                "nonewkeyring" => options.no_new_keyring = boolean(key, value)?,
+                "iouid" => options.io_uid = number(key, value)?,
+                "iogid" => options.io_gid = number(key, value)?,
+                "shimcgroup" => options.shim_cgroup = string(key, value)?,
+                "prefercrun" => options.prefer_crun = boolean(key, value)?,
+                _ => {}
+            }
+        }
+        Ok(options)
+    }
 }
 
 fn from_runc(runc: oci::Options) -> Options {
@@ -103,28 +112,28 @@ fn from_runc(runc: oci::Options) -> Options {
         io_uid: runc.io_uid,
         io_gid: runc.io_gid,
         shim_cgroup: runc.shim_cgroup,
+        prefer_crun: false,
     }
 }
 
 fn from_generic(generic: &runtimeoptions::Options) -> Result<Options> {
-    if !generic.config_path.is_empty() {
-        let path = Path::new(&generic.config_path);
-        return from_toml(&read_capped(path)?).map_err(|e| e.within(format!("read {}", path.display())));
+    if generic.config_path.is_empty() {
+        return Options::from_toml(&generic.config_body);
     }
-    let text = std::str::from_utf8(&generic.config_body)
-        .map_err(|e| Error::caused(Kind::Invalid, "read the options table of the daemon", e))?;
-    from_toml(text)
-}
-
-fn read_capped(path: &Path) -> Result<String> {
+    let path = Path::new(&generic.config_path);
     let what = || format!("read runtime options from {}", path.display());
-    let mut text = String::new();
-    let file = File::open(path).context(what).map_err(|e| e.as_kind(Kind::Invalid))?;
-    let size = file.take(FILE_MAX + 1).read_to_string(&mut text).context(what)?;
-    if size as u64 > FILE_MAX {
-        return Err(Error::new(Kind::Invalid, format!("{}: it is larger than {FILE_MAX} bytes", what())));
+    if !path.is_absolute() {
+        return Err(Error::new(Kind::Invalid, format!("{}: give an absolute path", what())));
     }
-    Ok(text)
+    let mut text = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(FILE_MAX + 1).read_to_end(&mut text))
+        .context(what)
+        .map_err(|e| e.as_kind(Kind::Invalid))?;
+    if text.len() as u64 > FILE_MAX {
+        return Err(Error::new(Kind::Invalid, format!("{}: it is longer than {FILE_MAX} bytes", what())));
+    }
+    Options::from_toml(&text).context(what)
 }
 
 fn string(key: &str, value: &Value) -> Result<String> {
@@ -159,14 +168,14 @@ mod tests {
 
     #[test]
     fn no_options_have_three_spellings() {
-        for given in [None, Some(Any::default()), Some(any::raw(any::EMPTY, Vec::new()))] {
-            assert_eq!(decode(given.as_ref()).unwrap(), Options::default());
+        for given in [Any::default(), any::raw(any::EMPTY, Vec::new()), any::raw("x.y/google.protobuf.Empty", Vec::new())] {
+            assert_eq!(Options::decode(&given).unwrap(), Options::default());
         }
     }
 
     #[test]
     fn the_table_never_becomes_a_cgroup_path() {
-        let options = decode(Some(&generic("", "SystemdCgroup = true\n"))).unwrap();
+        let options = Options::decode(&generic("", "SystemdCgroup = true\n")).unwrap();
         assert_eq!(options, Options { systemd_cgroup: true, ..Options::default() });
     }
 
@@ -175,19 +184,20 @@ mod tests {
         let runc = oci::Options { shim_cgroup: "/shims".into(), binary_name: "crun".into(), ..Default::default() };
         let mut packed = any::pack(any::RUNC_OPTIONS, &runc).unwrap();
         packed.type_url = format!("types.googleapis.com/{}", any::RUNC_OPTIONS);
-        let options = decode(Some(&packed)).unwrap();
+        let options = Options::decode(&packed).unwrap();
         assert_eq!((options.shim_cgroup.as_str(), options.binary.as_str()), ("/shims", "crun"));
     }
 
     #[test]
     fn keys_of_the_table_are_honoured_in_any_case() {
-        let text = "BinaryName = \"crun\"\nroot = \"/run/x\"\nio_uid = 7\nNoPivotRoot = true\nOther = [1]\n";
-        let options = decode(Some(&generic("", text))).unwrap();
+        let text = "BinaryName = \"crun\"\nroot = \"/run/x\"\nio_uid = 7\nNoPivotRoot = true\nPreferCrun = true\nOther = [1]\n";
+        let options = Options::decode(&generic("", text)).unwrap();
         let wanted = Options {
             binary: "crun".into(),
             root: "/run/x".into(),
             io_uid: 7,
             no_pivot_root: true,
+            prefer_crun: true,
             ..Options::default()
         };
         assert_eq!(options, wanted);
@@ -198,9 +208,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("options.toml");
         std::fs::write(&path, "BinaryName = \"crun\"\n").unwrap();
-        let options = decode(Some(&generic(path.to_str().unwrap(), "BinaryName = \"runc\""))).unwrap();
+        let options = Options::decode(&generic(path.to_str().unwrap(), "BinaryName = \"runc\"")).unwrap();
         assert_eq!(options.binary, "crun");
-        let missing = decode(Some(&generic("/nonexistent/options.toml", ""))).unwrap_err();
+        std::fs::write(&path, " ".repeat(70_000)).unwrap();
+        for bad in [path.to_str().unwrap(), "options.toml"] {
+            assert_eq!(Options::decode(&generic(bad, "")).unwrap_err().kind(), Kind::Invalid, "{bad}");
+        }
+        let missing = Options::decode(&generic("/nonexistent/options.toml", "")).unwrap_err();
         assert_eq!(missing.kind(), Kind::Invalid);
         assert!(missing.to_string().contains("/nonexistent/options.toml"), "{missing}");
     }
@@ -214,7 +228,7 @@ mod tests {
             (any::raw("some.other.Options", vec![1]), "some.other.Options"),
             (any::raw(any::RUNC_OPTIONS, vec![0xff]), any::RUNC_OPTIONS),
         ] {
-            let error = decode(Some(&any)).unwrap_err();
+            let error = Options::decode(&any).unwrap_err();
             assert_eq!(error.kind(), Kind::Invalid);
             assert!(error.to_string().contains(word), "{error}");
         }
