@@ -1,4 +1,9 @@
 //! The process room, for real: exits, signals, orphans, helpers. Each test drives the one wait table of this process.
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a test may panic, also in its helpers"
+)]
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -122,6 +127,28 @@ fn a_stopped_child_costs_no_time() {
         assert!(child.exited().is_none());
         child.signal(libc::SIGKILL).expect("kill");
         assert_eq!(child.wait().await.signal, Some(9));
+    });
+}
+
+/// FL-065: a SIGTERM is not the end of reaping.
+#[test]
+fn children_are_reaped_after_a_sigterm() {
+    run(async {
+        let reaper = Reaper::start().expect("start");
+        let kind = tokio::signal::unix::SignalKind::terminate();
+        let mut terminate = tokio::signal::unix::signal(kind).expect("listen");
+        let own = Identity::own().expect("own identity");
+        assert!(own.signal(libc::SIGTERM).expect("signal ourselves"));
+        terminate.recv().await.expect("it comes");
+        assert_eq!(
+            reaper
+                .spawn(shell("exit 9"))
+                .expect("spawn")
+                .wait()
+                .await
+                .code,
+            9
+        );
     });
 }
 
