@@ -273,6 +273,20 @@ fn what_a_helper_leaves_in_its_group_is_killed_and_holds_nobody_up() {
 }
 
 #[test]
+fn what_a_helper_leaves_in_its_group_lives_on_when_asked() {
+    run(async {
+        let reaper = Reaper::start().expect("start");
+        let mut exec = helper("sleep 66 >/dev/null 2>&1 & echo $!", LIMIT);
+        exec.spare_group = true;
+        let pid = number(&exec.run(&reaper).await.expect("run").stdout);
+        let left = reaper.adopt(pid).expect("adopt");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(left.signal(libc::SIGTERM).expect("signal"));
+        assert_eq!(left.wait().await.signal, Some(libc::SIGTERM));
+    });
+}
+
+#[test]
 fn dropping_a_running_helper_kills_its_group() {
     run(async {
         let reaper = Reaper::start().expect("start");
