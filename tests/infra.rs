@@ -1,4 +1,9 @@
 //! The infra process, for real. Needs root.
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a test may panic, also in its helpers"
+)]
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

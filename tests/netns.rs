@@ -1,4 +1,9 @@
 //! Network namespaces made and pinned for real. Needs root.
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a test may panic, also in its helpers"
+)]
 
 use std::fs::{self, File};
 use std::net::UdpSocket;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use pod::{LIMIT, Pod};
 use podvisor::config::Config;
 use podvisor::error::Kind;
-use podvisor::network::netns;
+use podvisor::network::{self, netns};
 use podvisor::process::Reaper;
 use serde_json::{Value, json};
 use support::fake::{self, Act, Fake};
@@ -345,6 +345,15 @@ fn a_failing_del_stays_owed_keeps_the_cache_and_the_next_one_runs_the_whole_list
                 assert!(Path::new("/var/lib/cni/results/pods-a-eth0").exists());
                 assert_eq!(pod.record.remove().unwrap_err().kind(), Kind::State);
             }
+            // Its bound is the caller's, and one that hangs is killed at it.
+            two.on("DEL", &[Act::Sleep(600.0)]);
+            let bound = Duration::from_millis(500);
+            let error = network::del(&pod.config, &reaper, &pod.record, bound)
+                .await
+                .unwrap_err();
+            assert_eq!(error.kind(), Kind::Deadline, "{error}");
+            assert!(pod.record.owes_del());
+            two.on("DEL", &[]);
             // A plugin that is not installed any more is no reason to forget it either.
             let moved = two.path.with_extension("away");
             fs::rename(&two.path, &moved).unwrap();
@@ -355,7 +364,7 @@ fn a_failing_del_stays_owed_keeps_the_cache_and_the_next_one_runs_the_whole_list
             );
             fs::rename(&moved, &two.path).unwrap();
             pod.del(&reaper).await.unwrap();
-            assert_eq!((two.count("DEL"), one.count("DEL")), (3, 3));
+            assert_eq!((two.count("DEL"), one.count("DEL")), (4, 3));
             assert!(!Path::new("/var/lib/cni/results/pods-a-eth0").exists());
             pod.gone(&reaper).await;
         },

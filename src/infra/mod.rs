@@ -26,7 +26,7 @@ pub enum Namespace {
     Host,
     /// A new one, made with the infra process.
     New,
-    /// An existing one, by path (bind mount of nsfs, or /proc/<pid>/ns/x).
+    /// An existing one, by path (a bind mount of nsfs, or `/proc/<pid>/ns/net`).
     Path(PathBuf),
 }
 

@@ -63,10 +63,11 @@ extern "C" fn main() -> ! {
     if !harden() {
         end(BAD_HARDENING);
     }
-    close_from_3();
     if !filter() {
         end(BAD_FILTER);
     }
+    // Last: it tells the supervisor that everything above is done.
+    close_from_3();
     loop {
         match call(arch::RT_SIGTIMEDWAIT, [&raw const signals as usize, 0, 0, 8, 0]) as usize {
             SIGTERM | SIGINT => end(0),
@@ -144,12 +145,14 @@ const ALLOW: u32 = 0x7fff_0000;
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 
-/// Allows what the loop of `main` needs, and nothing else. On x86_64 the numbers of the x32 calls have a bit set that
+/// Allows what `main` still needs after it, and nothing else. On x86_64 the numbers of the x32 calls have a bit set that
 /// none of these has.
-static FILTER: [Instruction; 8] = [
+static FILTER: [Instruction; 10] = [
     op(LOAD, 0, 0, ARCH),
-    op(IF_EQUAL, 0, 4, arch::AUDIT),
+    op(IF_EQUAL, 0, 6, arch::AUDIT),
     op(LOAD, 0, 0, NUMBER),
+    op(IF_EQUAL, 5, 0, arch::CLOSE_RANGE),
+    op(IF_EQUAL, 4, 0, arch::CLOSE),
     op(IF_EQUAL, 3, 0, arch::RT_SIGTIMEDWAIT),
     op(IF_EQUAL, 2, 0, arch::WAIT4),
     op(IF_EQUAL, 1, 0, arch::EXIT_GROUP),

@@ -384,6 +384,12 @@ mod tests {
             ..attachment.clone()
         };
         assert!(hostile.check().is_err());
+        for (protocol, host_ip) in [("TCP", ""), ("tcp", "localhost")] {
+            let mut hostile = attachment.clone();
+            hostile.port_mappings[0].protocol = protocol.into();
+            hostile.port_mappings[0].host_ip = host_ip.into();
+            assert!(hostile.check().is_err(), "{protocol} {host_ip}");
+        }
         assert_eq!(
             attachment.cni_args()[0],
             ("IgnoreUnknown".into(), "1".into())

@@ -15,6 +15,7 @@ pub mod netns;
 mod plugin;
 mod result;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -71,6 +72,19 @@ impl Attachment {
                 Kind::Invalid,
                 format!("check netns path {:?}: give an absolute path", self.netns),
             ));
+        }
+        for port in &self.port_mappings {
+            let known = matches!(port.protocol.as_str(), "tcp" | "udp" | "sctp");
+            let listens = port.host_ip.is_empty() || port.host_ip.parse::<IpAddr>().is_ok();
+            if !known || !listens {
+                return Err(Error::new(
+                    Kind::Invalid,
+                    format!(
+                        "check published port {}/{:?} at {:?}: the protocol is tcp, udp or sctp, the address an IP address or empty",
+                        port.host_port, port.protocol, port.host_ip
+                    ),
+                ));
+            }
         }
         for (key, value) in &self.args {
             // CNI_ARGS has no quoting: a separator in a value would become another argument.

@@ -82,7 +82,7 @@ pub fn unpin(path: &Path) -> Result<()> {
     ))
 }
 
-/// True when there is a network namespace at `path` (an nsfs mount, or a link into /proc).
+/// True when there is a namespace at `path` (an nsfs mount, or a link into /proc); a plain file is none.
 pub fn is_pinned(path: &Path) -> bool {
     statfs(path).is_ok_and(|s| s.filesystem_type().0 == libc::NSFS_MAGIC)
 }
