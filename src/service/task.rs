@@ -343,8 +343,7 @@ fn mount(wire: WireMount) -> Mount {
 }
 
 fn options(wire: Option<&Any>) -> Result<RuntimeOptions> {
-    let _ = wire;
-    Ok(RuntimeOptions::default())
+    wire.map_or_else(|| Ok(RuntimeOptions::default()), RuntimeOptions::decode)
 }
 
 fn status(status: Status) -> WireStatus {
