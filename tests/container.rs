@@ -434,7 +434,7 @@ fn a_supervisor_that_is_killed() {
 fn undo_ends_what_a_killed_supervisor_left() {
     sandboxed("undo_ends_what_a_killed_supervisor_left", || {
         // Killed while it runs, and with the create in mid-flight: after runc made it, before we heard of it.
-        let late = wrapper("if [ $verb = create ]; then runc \"$@\"; touch /run/made; sleep 1000; fi");
+        let late = wrapper("if [ $verb = create ]; then runc \"$@\"; touch /run/made; exec sleep 1000; fi");
         for (runtime, wanted) in [("runc", Status::Running), (late.as_str(), Status::Creating)] {
             let before = Scope::default().allow("cgroup /sys/fs/cgroup").take();
             let dir = tempfile::tempdir_in("/run").unwrap();
