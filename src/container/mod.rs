@@ -1,110 +1,264 @@
-//! Containers and execs of one supervisor. STUB of the public surface; bodies to be written.
-#![allow(missing_docs, unused_variables, clippy::todo)]
+//! Containers and execs of one supervisor: their states, their exits, what is undone when one ends.
+//!
+//! Owns the table of containers and, per container, one short lock around its state (never held across an await) and
+//! one queue for the verbs that change it. Promises: queries answer from the table while any verb hangs; per process
+//! create, start, exit and delete are announced in this order, exactly one exit each, init's last; a create that failed
+//! leaves nothing. Must never hold up one container for another.
+
+mod create;
+mod delete;
+mod event;
+mod exec;
+mod exit;
+mod kill;
+mod pod_context;
+mod record;
+mod start;
+mod state;
+mod table;
+mod undo;
+
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use serde::{Deserialize, Serialize};
+use protobuf::well_known_types::any::Any;
 
 use crate::config::Config;
 use crate::error::Result;
 use crate::mount::Mount;
-use crate::process::{Identity, Reaper};
-use protobuf::well_known_types::any::Any;
+use crate::process::Reaper;
 
-/// What the journal keeps of a container, so that `delete` can undo it without us. Saved (state Creating) before the first side effect.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ContainerRecord {
-    pub id: String,
-    pub bundle: PathBuf,
-    /// OCI runtime binary and its --root.
-    pub runtime: PathBuf,
-    pub root: PathBuf,
-    pub systemd_cgroup: bool,
-    /// Init, once it exists.
-    pub init: Option<Identity>,
-    /// cgroup path below the mount points, once known.
-    pub cgroup: Option<String>,
-    pub rootfs_mounted: bool,
-    /// creating, created, running, stopped
-    pub status: Status,
-    /// Unix nanoseconds.
-    pub created_at: u64,
-    pub started_at: Option<u64>,
-    pub exit: Option<ExitRecord>,
-    pub stdin: String, pub stdout: String, pub stderr: String, pub terminal: bool,
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct ExitRecord { pub code: u32, /** unix nanoseconds */ pub at: u64 }
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Status { Creating, Created, Running, Stopped, Paused }
-
-/// Where containers keep their records; implemented by the pod's journal.
-pub trait Ledger: Send + Sync + 'static {
-    fn save(&self, record: &ContainerRecord) -> Result<()>;
-    fn forget(&self, id: &str) -> Result<()>;
-}
-
-/// Where events go, in order: containerd's topic ("/tasks/start") and the packed event. Must not block.
-pub trait Events: Send + Sync + 'static {
-    fn publish(&self, topic: &'static str, event: Any);
-}
+pub use crate::spec::options::Options as RuntimeOptions;
+pub use record::{ContainerRecord, Events, ExitRecord, Ledger, Status};
+pub use undo::undo;
 
 /// What the pod gives its containers: applied to config.json in `create` (unknown fields kept).
 #[derive(Clone, Debug, Default)]
 pub struct PodContext {
-    /// Paths for namespaces the spec lists without a path: (type "network"|"ipc"|"uts", path). Never mount; pid only if the pod shares it.
+    /// Paths for namespaces the spec lists without a path: (type "network"|"ipc"|"uts", path). Never mount, user or
+    /// cgroup; pid only if the pod shares it.
     pub join: Vec<(String, PathBuf)>,
-    /// (destination, source, options) added when the spec has no mount at that destination, replacing a fresh tmpfs at /dev/shm.
+    /// (destination, source, options) added when the spec has no mount at that destination, replacing a fresh tmpfs at
+    /// /dev/shm.
     pub files: Vec<(PathBuf, PathBuf, Vec<String>)>,
 }
 
+/// What a container is created from.
 #[derive(Clone, Debug, Default)]
 pub struct CreateRequest {
-    pub id: String, pub bundle: PathBuf, pub rootfs: Vec<Mount>, pub terminal: bool,
-    pub stdin: String, pub stdout: String, pub stderr: String, pub checkpoint: String,
+    /// The container.
+    pub id: String,
+    /// Directory with its config.json.
+    pub bundle: PathBuf,
+    /// Mounted at `<bundle>/rootfs`, in order; empty: the spec's root is used as it is.
+    pub rootfs: Vec<Mount>,
+    /// Wants a terminal.
+    pub terminal: bool,
+    /// Verbatim string of the caller; so the two below.
+    pub stdin: String,
+    /// See `stdin`.
+    pub stdout: String,
+    /// See `stdin`.
+    pub stderr: String,
+    /// Directory to restore from.
+    pub checkpoint: String,
+    /// How the OCI runtime is run.
     pub options: RuntimeOptions,
+    /// What the pod adds; none for a container outside a sandbox of ours.
     pub pod: Option<PodContext>,
 }
 
-/// Options after decoding (runc options, runtimeoptions TOML, or none).
-#[derive(Clone, Debug, Default)]
-pub struct RuntimeOptions { pub binary: String, pub root: String, pub systemd_cgroup: bool, pub no_pivot_root: bool, pub no_new_keyring: bool, pub io_uid: u32, pub io_gid: u32, pub shim_cgroup: String }
-
+/// Answer of [`Containers::state`]: of a container's init, or of one exec.
 #[derive(Clone, Debug)]
-pub struct TaskState { pub id: String, pub exec_id: String, pub bundle: PathBuf, pub pid: u32, pub status: Status, pub stdin: String, pub stdout: String, pub stderr: String, pub terminal: bool, pub exit: Option<(u32, SystemTime)> }
-
-/// All containers of this supervisor. Cheap to clone. Queries never wait for anything that works.
-/// Every state-changing method must be called from a detached task (the service layer does), it is not cancelled.
-#[derive(Clone, Debug)]
-pub struct Containers {}
-
-impl Containers {
-    pub fn new(config: Arc<Config>, namespace: String, reaper: Reaper, ledger: Arc<dyn Ledger>, events: Arc<dyn Events>) -> Self { todo!() }
-    pub async fn create(&self, request: CreateRequest) -> Result<u32> { todo!() }
-    /// exec_id "" means the init.
-    pub async fn start(&self, id: &str, exec_id: &str) -> Result<u32> { todo!() }
-    pub async fn exec(&self, id: &str, exec_id: &str, terminal: bool, stdin: &str, stdout: &str, stderr: &str, process_json: &[u8]) -> Result<()> { todo!() }
-    pub fn state(&self, id: &str, exec_id: &str) -> Result<TaskState> { todo!() }
-    pub async fn wait(&self, id: &str, exec_id: &str) -> Result<(u32, SystemTime)> { todo!() }
-    pub async fn kill(&self, id: &str, exec_id: &str, signal: u32, all: bool) -> Result<()> { todo!() }
-    /// (pid, code, exited at)
-    pub async fn delete(&self, id: &str, exec_id: &str) -> Result<(u32, u32, SystemTime)> { todo!() }
-    /// (pid, exec id or "")
-    pub async fn pids(&self, id: &str) -> Result<Vec<(u32, String)>> { todo!() }
-    pub fn close_io(&self, id: &str, exec_id: &str) -> Result<()> { todo!() }
-    pub async fn pause(&self, id: &str) -> Result<()> { todo!() }
-    pub async fn resume(&self, id: &str) -> Result<()> { todo!() }
-    pub fn stats(&self, id: &str) -> Result<Any> { todo!() }
-    /// Ids of all containers.
-    pub fn list(&self) -> Vec<String> { todo!() }
-    /// Stops all: SIGTERM (or the image's signal), after `grace` SIGKILL; in parallel; then deletes each (events included).
-    pub async fn stop_all(&self, grace: std::time::Duration, delete: bool) -> Result<()> { todo!() }
+pub struct TaskState {
+    /// The container.
+    pub id: String,
+    /// The exec, or empty.
+    pub exec_id: String,
+    /// The container's bundle.
+    pub bundle: PathBuf,
+    /// Kept after the exit; 0 before an exec was started.
+    pub pid: u32,
+    /// Never [`Status::Creating`].
+    pub status: Status,
+    /// Verbatim, as the request had it; so the three below.
+    pub stdin: String,
+    /// See `stdin`.
+    pub stdout: String,
+    /// See `stdin`.
+    pub stderr: String,
+    /// See `stdin`.
+    pub terminal: bool,
+    /// Code and time.
+    pub exit: Option<(u32, SystemTime)>,
 }
 
-/// Undo of one container from its record alone (no supervisor needed): runtime delete --force, kill by cgroup and identity, unmount rootfs,
-/// remove its cgroup. Idempotent; absent = done.
-pub async fn undo(config: &Config, reaper: &Reaper, record: &ContainerRecord) -> Result<()> { todo!() }
+/// All containers of this supervisor. Cheap to clone. Queries never wait for anything that works.
+///
+/// Every state-changing method must be called from a detached task (the service layer does): it is not made to be
+/// dropped half way.
+#[derive(Clone)]
+pub struct Containers {
+    shared: Arc<table::Shared>,
+}
+
+impl fmt::Debug for Containers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Containers").field("ids", &self.list()).finish_non_exhaustive()
+    }
+}
+
+impl Containers {
+    /// An empty table. `namespace` is containerd's.
+    pub fn new(
+        config: Arc<Config>,
+        namespace: String,
+        reaper: Reaper,
+        ledger: Arc<dyn Ledger>,
+        events: Arc<dyn Events>,
+    ) -> Self {
+        Self { shared: Arc::new(table::Shared::new(config, namespace, reaper, ledger, events)) }
+    }
+
+    /// Makes a container and answers the pid of its init.
+    ///
+    /// # Errors
+    /// Exists for an id in use; Unsupported for a terminal or a checkpoint; Cancelled when the pod was stopped
+    /// meanwhile. Whatever the error, nothing of the container is left and nothing was announced.
+    pub async fn create(&self, request: CreateRequest) -> Result<u32> {
+        create::create(&self.shared, request).await
+    }
+
+    /// Starts a container (`exec_id` empty) or an exec; answers its pid.
+    ///
+    /// # Errors
+    /// NotFound; State when it is not waiting to be started, or when init has ended. A failed exec stays created.
+    pub async fn start(&self, id: &str, exec_id: &str) -> Result<u32> {
+        let container = self.shared.container(id)?;
+        if exec_id.is_empty() {
+            start::start(&self.shared, &container).await
+        } else {
+            exec::start(&self.shared, &container, exec_id).await
+        }
+    }
+
+    /// Registers another process of a container; `process_json` is the `process` object of an OCI spec.
+    ///
+    /// # Errors
+    /// NotFound, Exists, Invalid (the JSON), State (paused or stopped), Unsupported (terminal).
+    #[allow(clippy::too_many_arguments, reason = "the fields of one request")]
+    pub async fn exec(
+        &self,
+        id: &str,
+        exec_id: &str,
+        terminal: bool,
+        stdin: &str,
+        stdout: &str,
+        stderr: &str,
+        process_json: &[u8],
+    ) -> Result<()> {
+        let container = self.shared.container(id)?;
+        let streams = state::Streams {
+            stdin: stdin.to_owned(),
+            stdout: stdout.to_owned(),
+            stderr: stderr.to_owned(),
+            terminal,
+        };
+        exec::add(&self.shared, &container, exec_id, streams, process_json)
+    }
+
+    /// Snapshot of a container or an exec.
+    ///
+    /// # Errors
+    /// NotFound, also while a create is under way.
+    pub fn state(&self, id: &str, exec_id: &str) -> Result<TaskState> {
+        self.shared.container(id)?.task_state(exec_id)
+    }
+
+    /// Waits for the exit; answers at once when it has happened.
+    ///
+    /// # Errors
+    /// NotFound, also when it is deleted without ever having run.
+    pub async fn wait(&self, id: &str, exec_id: &str) -> Result<(u32, SystemTime)> {
+        self.shared.container(id)?.wait(exec_id).await
+    }
+
+    /// Signals init (or everything in the container, `all`) or an exec.
+    ///
+    /// # Errors
+    /// NotFound when it has ended; State for an exec that was never started.
+    pub async fn kill(&self, id: &str, exec_id: &str, signal: u32, all: bool) -> Result<()> {
+        let container = self.shared.container(id)?;
+        kill::kill(&self.shared, &container, exec_id, signal, all).await
+    }
+
+    /// Removes a container or an exec that does not run; answers (pid, code, exited at).
+    ///
+    /// # Errors
+    /// NotFound; State while it runs or is paused. After any other error it is still there and can be deleted again.
+    pub async fn delete(&self, id: &str, exec_id: &str) -> Result<(u32, u32, SystemTime)> {
+        let container = self.shared.container(id)?;
+        if exec_id.is_empty() {
+            delete::container(&self.shared, &container).await
+        } else {
+            delete::exec(&container, exec_id).await
+        }
+    }
+
+    /// All processes: (pid, exec id or ""). After the exit, and until the delete, the pid of init: daemons take a task
+    /// without pids for a leaked one when they come back, and would lose its exit status.
+    ///
+    /// # Errors
+    /// NotFound.
+    pub async fn pids(&self, id: &str) -> Result<Vec<(u32, String)>> {
+        Ok(self.shared.container(id)?.pids())
+    }
+
+    /// Gives the process end of file on its stdin, now or as soon as it is started.
+    ///
+    /// # Errors
+    /// NotFound.
+    pub fn close_io(&self, id: &str, exec_id: &str) -> Result<()> {
+        self.shared.container(id)?.close_stdin(exec_id)
+    }
+
+    /// Freezes a running container.
+    ///
+    /// # Errors
+    /// NotFound, State, or the runtime's.
+    pub async fn pause(&self, id: &str) -> Result<()> {
+        start::pause(&self.shared, &self.shared.container(id)?).await
+    }
+
+    /// Thaws a paused container, also when its init has ended meanwhile.
+    ///
+    /// # Errors
+    /// NotFound, State, or the runtime's.
+    pub async fn resume(&self, id: &str) -> Result<()> {
+        start::resume(&self.shared, &self.shared.container(id)?).await
+    }
+
+    /// containerd's metrics message of the container's cgroup; also between exit and delete while the cgroup exists.
+    ///
+    /// # Errors
+    /// NotFound when there is no such container or no cgroup.
+    pub fn stats(&self, id: &str) -> Result<Any> {
+        self.shared.container(id)?.stats()
+    }
+
+    /// Ids of all containers, those being created too, sorted.
+    pub fn list(&self) -> Vec<String> {
+        self.shared.ids()
+    }
+
+    /// Stops all, in parallel: creates under way are cancelled, SIGTERM (or the image's signal), after `grace` SIGKILL,
+    /// then, with `delete`, each is deleted (events included). Bounded even when a runtime hangs or a process cannot die.
+    ///
+    /// # Errors
+    /// The first; the others are still stopped.
+    pub async fn stop_all(&self, grace: Duration, delete: bool) -> Result<()> {
+        kill::stop_all(&self.shared, grace, delete).await
+    }
+}

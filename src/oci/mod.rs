@@ -1,1 +1,233 @@
-//! Command lines of runc, crun, youki. STUB; public surface chosen by its writer.
+//! Drives an OCI runtime (runc, crun, youki, or anything with runc's command line): one struct, one method per verb.
+//!
+//! Owns the command lines, the environment and the time limit of every verb, and the text of a failure. Promises that a
+//! verb ends within its limit and that the error says what the runtime said. Must never keep state of a container and
+//! never decide what a failure means for it.
+
+mod failure;
+mod find;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use crate::error::{Error, Kind, Result};
+use crate::process::{Helper, Output, Reaper};
+
+pub use find::{Flavour, choose, find};
+
+/// `create`: as long as CRI-O gives it by default; a big image on a slow disk needs minutes.
+pub const CREATE_LIMIT: Duration = Duration::from_secs(240);
+/// What no configuration may shorten `create` below: a loaded machine needs seconds for a healthy one.
+pub const CREATE_FLOOR: Duration = Duration::from_secs(30);
+/// `start` only opens a fifo and runs the poststart hooks.
+pub const START_LIMIT: Duration = Duration::from_secs(60);
+/// `exec --detach` up to the moment the program runs.
+pub const EXEC_LIMIT: Duration = Duration::from_secs(60);
+/// `kill` is one system call and a state file.
+pub const KILL_LIMIT: Duration = Duration::from_secs(10);
+/// `delete` kills, removes cgroups and runs the poststop hooks.
+pub const DELETE_LIMIT: Duration = Duration::from_secs(30);
+/// `pause` and `resume` wait for the freezer.
+pub const FREEZE_LIMIT: Duration = Duration::from_secs(30);
+/// `features` prints a constant; the daemon waits for it at its start.
+pub const FEATURES_LIMIT: Duration = Duration::from_secs(5);
+
+/// Where programs are looked for when our own environment has no PATH.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Our cap of a verb's stdout and stderr, bytes.
+const OUTPUT_CAP: usize = 256 * 1024;
+/// The runtime's log in the bundle, where daemons and their tests look for it.
+const LOG: &str = "log.json";
+
+/// One OCI runtime with its state directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Runtime {
+    /// The executable, absolute.
+    pub binary: PathBuf,
+    /// `--root`: the state of container `x` is the directory `x` in it.
+    pub root: PathBuf,
+    /// `--systemd-cgroup`.
+    pub systemd_cgroup: bool,
+}
+
+/// What `create` needs beside the container's id.
+#[derive(Debug)]
+pub struct Create<'a> {
+    /// Directory with `config.json`; the runtime's working directory too.
+    pub bundle: &'a Path,
+    /// Where the runtime writes the pid of init.
+    pub pid_file: &'a Path,
+    /// `--no-pivot`.
+    pub no_pivot_root: bool,
+    /// `--no-new-keyring`.
+    pub no_new_keyring: bool,
+    /// stdin, stdout and stderr of the container.
+    pub stdio: [Stdio; 3],
+}
+
+/// What `exec` needs beside the container's id.
+#[derive(Debug)]
+pub struct Exec<'a> {
+    /// The container's bundle.
+    pub bundle: &'a Path,
+    /// File with the `process` object.
+    pub process: &'a Path,
+    /// Where the runtime writes the pid.
+    pub pid_file: &'a Path,
+    /// stdin, stdout and stderr of the process.
+    pub stdio: [Stdio; 3],
+}
+
+impl Runtime {
+    /// Which family it is of.
+    pub fn flavour(&self) -> Flavour {
+        Flavour::of(&self.binary)
+    }
+
+    /// Where the runtime keeps the state of `id`.
+    pub fn state_dir(&self, id: &str) -> PathBuf {
+        self.root.join(id)
+    }
+
+    /// Makes the container; its init waits for `start`.
+    pub async fn create(&self, reaper: &Reaper, id: &str, create: Create<'_>) -> Result<()> {
+        let mut args = args(["create", "--bundle"]);
+        args.push(create.bundle.into());
+        args.push("--pid-file".into());
+        args.push(create.pid_file.into());
+        if create.no_pivot_root {
+            args.push("--no-pivot".into());
+        }
+        if create.no_new_keyring {
+            args.push("--no-new-keyring".into());
+        }
+        args.push(id.into());
+        self.run(reaper, create.bundle, args, CREATE_LIMIT, Some(create.stdio)).await.map(drop)
+    }
+
+    /// Lets init run the program.
+    pub async fn start(&self, reaper: &Reaper, bundle: &Path, id: &str) -> Result<()> {
+        self.run(reaper, bundle, args(["start", id]), START_LIMIT, None).await.map(drop)
+    }
+
+    /// Runs another process in the container.
+    pub async fn exec(&self, reaper: &Reaper, id: &str, exec: Exec<'_>) -> Result<()> {
+        let mut args = args(["exec", "--process"]);
+        args.push(exec.process.into());
+        args.push("--detach".into());
+        args.push("--pid-file".into());
+        args.push(exec.pid_file.into());
+        args.push(id.into());
+        self.run(reaper, exec.bundle, args, EXEC_LIMIT, Some(exec.stdio)).await.map(drop)
+    }
+
+    /// Signals init, or every process of the container.
+    pub async fn kill(&self, reaper: &Reaper, bundle: &Path, id: &str, signal: u32, all: bool) -> Result<()> {
+        let number = signal.to_string();
+        let args = if all { args(["kill", "--all", id, &number]) } else { args(["kill", id, &number]) };
+        self.run(reaper, bundle, args, KILL_LIMIT, None).await.map(drop)
+    }
+
+    /// Removes the container's state; with `force` its processes too. A container the runtime does not know is done.
+    pub async fn delete(&self, reaper: &Reaper, bundle: &Path, id: &str, force: bool) -> Result<()> {
+        let args = if force { args(["delete", "--force", id]) } else { args(["delete", id]) };
+        match self.run(reaper, bundle, args, DELETE_LIMIT, None).await {
+            // Only runc says it in words; for all of them a container is its state directory.
+            Err(e) if !e.is_gone() && self.state_dir(id).exists() => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Freezes all processes of the container.
+    pub async fn pause(&self, reaper: &Reaper, bundle: &Path, id: &str) -> Result<()> {
+        self.run(reaper, bundle, args(["pause", id]), FREEZE_LIMIT, None).await.map(drop)
+    }
+
+    /// Thaws them.
+    pub async fn resume(&self, reaper: &Reaper, bundle: &Path, id: &str) -> Result<()> {
+        self.run(reaper, bundle, args(["resume", id]), FREEZE_LIMIT, None).await.map(drop)
+    }
+
+    /// One verb: bounded, with an environment of its own, in the bundle.
+    async fn run(
+        &self,
+        reaper: &Reaper,
+        bundle: &Path,
+        verb: Vec<OsString>,
+        limit: Duration,
+        stdio: Option<[Stdio; 3]>,
+    ) -> Result<Output> {
+        let name = verb.first().map(|v| v.to_string_lossy().into_owned()).unwrap_or_default();
+        let mut helper = Helper::new(&self.binary, limit);
+        helper.env = environment();
+        helper.output_cap = OUTPUT_CAP;
+        helper.stdio = stdio;
+        helper.args = args(["--root"]);
+        helper.args.push(self.root.clone().into());
+        // A bundle that somebody has removed must not keep `delete` from working.
+        let log = bundle.is_dir().then(|| bundle.join(LOG));
+        let before = log.as_deref().map_or(0, failure::length);
+        if let Some(log) = &log {
+            helper.args.extend(args(["--log"]));
+            helper.args.push(log.into());
+            helper.args.extend(args(["--log-format", "json"]));
+        }
+        helper.cwd = Some(if log.is_some() { bundle.into() } else { "/".into() });
+        if self.systemd_cgroup {
+            helper.args.push("--systemd-cgroup".into());
+        }
+        helper.args.extend(verb);
+        let program = self.binary.display();
+        let output = helper.run(reaper).await.map_err(|e| {
+            // A missing program is no missing container.
+            let kind = if e.is_gone() { Kind::Other } else { e.kind() };
+            e.as_kind(kind).within(format!("run {program} {name}"))
+        })?;
+        if output.timed_out {
+            return Err(Error::new(
+                Kind::Deadline,
+                format!("run {program} {name}: no end within {} s, killed", limit.as_secs()),
+            ));
+        }
+        if output.exit.code == 0 {
+            return Ok(output);
+        }
+        let logged = log.as_deref().and_then(|l| failure::last_error(l, before));
+        let (kind, text) = failure::explain(logged, &output);
+        Err(Error::new(kind, format!("run {program} {name}: {text}")))
+    }
+}
+
+/// What the runtime can do, as the JSON document it prints.
+///
+/// # Errors
+/// Unsupported when it is too old to know the verb.
+pub async fn features(reaper: &Reaper, binary: &Path) -> Result<Vec<u8>> {
+    let mut helper = Helper::new(binary, FEATURES_LIMIT);
+    helper.env = environment();
+    helper.output_cap = OUTPUT_CAP;
+    helper.args = args(["features"]);
+    let output = helper.run(reaper).await?;
+    let fine = output.exit.code == 0 && !output.timed_out && !output.truncated;
+    if fine && serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&output.stdout).is_ok() {
+        return Ok(output.stdout);
+    }
+    Err(Error::new(Kind::Unsupported, format!("run {} features: it printed no document", binary.display())))
+}
+
+/// PATH (hooks are found by it) and nothing else: a NOTIFY_SOCKET or a LISTEN_FDS of our own would be taken by the
+/// runtime as meant for the container.
+fn environment() -> Vec<(OsString, OsString)> {
+    vec![("PATH".into(), search_path())]
+}
+
+fn search_path() -> OsString {
+    env::var_os("PATH").filter(|p| !p.is_empty()).unwrap_or_else(|| DEFAULT_PATH.into())
+}
+
+fn args<S: AsRef<OsStr>, const N: usize>(words: [S; N]) -> Vec<OsString> {
+    words.iter().map(|w| w.as_ref().to_owned()).collect()
+}

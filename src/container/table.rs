@@ -1,0 +1,275 @@
+//! The table of containers, and one container with its locks.
+//!
+//! `inner` is held for a few instructions and never across an await; `verbs` is the queue of the verbs that change the
+//! container as a whole (create, start, pause, resume, delete). Queries use `inner` only.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use protobuf::well_known_types::any::Any;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+
+use super::TaskState;
+use super::event::Announcer;
+use super::record::{Events, ExitRecord, Ledger};
+use super::state::{Inner, Phase};
+use crate::clock::from_unix_nanos;
+use crate::config::Config;
+use crate::error::{Error, Kind, Result};
+use crate::oci::Runtime;
+use crate::process::{Child, Reaper};
+
+/// Execs being started at a time, per supervisor: each is a run of the OCI runtime with its memory.
+const EXEC_SLOTS: usize = 16;
+
+/// What all containers of a supervisor share.
+pub(super) struct Shared {
+    pub config: Arc<Config>,
+    pub namespace: String,
+    pub reaper: Reaper,
+    pub exec_slots: Semaphore,
+    ledger: Arc<dyn Ledger>,
+    events: Arc<dyn Events>,
+    table: Mutex<BTreeMap<String, Arc<Container>>>,
+}
+
+/// What stays the same for a container's life.
+#[derive(Debug)]
+pub(super) struct Fixed {
+    pub id: String,
+    pub bundle: PathBuf,
+    pub runtime: Runtime,
+    /// The kernel ends everything in it with init.
+    pub own_pid_namespace: bool,
+    /// Owner of the pipes.
+    pub io_owner: (u32, u32),
+    /// What asks the program to end.
+    pub stop_signal: u32,
+}
+
+/// One container.
+#[derive(Debug)]
+pub(super) struct Container {
+    pub fixed: Fixed,
+    pub verbs: tokio::sync::Mutex<()>,
+    /// True: give up creating.
+    pub cancel: watch::Sender<bool>,
+    /// Sent after every step somebody may wait for.
+    changed: watch::Sender<()>,
+    inner: Mutex<Inner>,
+    /// Keeps saves in order; what is saved is read under it.
+    saving: Mutex<()>,
+}
+
+impl Shared {
+    pub fn new(
+        config: Arc<Config>,
+        namespace: String,
+        reaper: Reaper,
+        ledger: Arc<dyn Ledger>,
+        events: Arc<dyn Events>,
+    ) -> Self {
+        Self {
+            config,
+            namespace,
+            reaper,
+            exec_slots: Semaphore::new(EXEC_SLOTS),
+            ledger,
+            events,
+            table: Mutex::default(),
+        }
+    }
+
+    /// A container that has been created.
+    pub fn container(&self, id: &str) -> Result<Arc<Container>> {
+        let found = locked(&self.table).get(id).cloned();
+        found.filter(|c| !c.inner().creating).ok_or_else(|| Inner::absent(id))
+    }
+
+    pub fn all(&self) -> Vec<Arc<Container>> {
+        locked(&self.table).values().cloned().collect()
+    }
+
+    pub fn ids(&self) -> Vec<String> {
+        locked(&self.table).keys().cloned().collect()
+    }
+
+    /// Takes the id; Exists when it is taken.
+    pub fn insert(&self, container: &Arc<Container>) -> Result<()> {
+        let id = &container.fixed.id;
+        let mut table = locked(&self.table);
+        if table.contains_key(id) {
+            return Err(taken(id));
+        }
+        table.insert(id.clone(), Arc::clone(container));
+        Ok(())
+    }
+
+    pub fn is_free(&self, id: &str) -> Result<()> {
+        if locked(&self.table).contains_key(id) { Err(taken(id)) } else { Ok(()) }
+    }
+
+    /// Gives the id back. From here on the container is not there for anybody.
+    pub fn remove(&self, container: &Container) {
+        container.inner().removed = true;
+        locked(&self.table).remove(&container.fixed.id);
+        container.notify();
+    }
+
+    /// Stores the container's record as it is now; nothing once it is forgotten.
+    pub fn save(&self, container: &Container) -> Result<()> {
+        let _order = locked(&container.saving);
+        let record = {
+            let inner = container.inner();
+            if inner.removed {
+                return Ok(());
+            }
+            inner.record.clone()
+        };
+        self.ledger.save(&record)
+    }
+
+    /// The same where nothing depends on it: the kernel or the runtime knows it too.
+    pub fn save_or_warn(&self, container: &Container) {
+        if let Err(error) = self.save(container) {
+            tracing::warn!(id = container.fixed.id, %error, "container's record not saved");
+        }
+    }
+
+    /// Drops the record.
+    pub fn forget(&self, container: &Container) -> Result<()> {
+        let _order = locked(&container.saving);
+        self.ledger.forget(&container.fixed.id)
+    }
+
+    pub fn announcer<'a>(&'a self, container: &'a Container) -> Announcer<'a> {
+        Announcer { events: &*self.events, id: &container.fixed.id }
+    }
+}
+
+impl Container {
+    pub fn new(fixed: Fixed, inner: Inner) -> Self {
+        Self {
+            fixed,
+            verbs: tokio::sync::Mutex::new(()),
+            cancel: watch::Sender::new(false),
+            changed: watch::Sender::new(()),
+            inner: Mutex::new(inner),
+            saving: Mutex::new(()),
+        }
+    }
+
+    pub fn inner(&self) -> MutexGuard<'_, Inner> {
+        locked(&self.inner)
+    }
+
+    /// One step, then everybody who waits looks again.
+    pub fn step<T>(&self, step: impl FnOnce(&mut Inner) -> T) -> T {
+        let result = step(&mut self.inner());
+        self.notify();
+        result
+    }
+
+    pub fn notify(&self) {
+        self.changed.send_replace(());
+    }
+
+    /// Waits until `done` holds; false when it does not within `limit`.
+    pub async fn until(&self, limit: Duration, done: impl Fn(&Inner) -> bool) -> bool {
+        let mut changed = self.changed.subscribe();
+        let look = async {
+            while !done(&self.inner()) {
+                if changed.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        timeout(limit, look).await.is_ok()
+    }
+
+    /// Init, once it exists.
+    pub fn init(&self) -> Option<Child> {
+        self.inner().init.child.clone()
+    }
+
+    pub fn task_state(&self, exec_id: &str) -> Result<TaskState> {
+        let mut inner = self.inner();
+        inner.process(exec_id)?;
+        let process = inner.execs.get(exec_id).map_or(&inner.init, |e| &e.process);
+        Ok(TaskState {
+            id: self.fixed.id.clone(),
+            exec_id: exec_id.to_owned(),
+            bundle: self.fixed.bundle.clone(),
+            pid: process.pid(),
+            status: inner.status(process),
+            stdin: process.streams.stdin.clone(),
+            stdout: process.streams.stdout.clone(),
+            stderr: process.streams.stderr.clone(),
+            terminal: process.streams.terminal,
+            exit: match process.phase {
+                Phase::Exited(exit) => Some((exit.code, from_unix_nanos(exit.at))),
+                _ => None,
+            },
+        })
+    }
+
+    pub async fn wait(&self, exec_id: &str) -> Result<(u32, SystemTime)> {
+        let mut exit = self.inner().process(exec_id)?.exit.subscribe();
+        let found = exit.wait_for(Option::is_some).await.map(|e| *e);
+        match found {
+            Ok(Some(ExitRecord { code, at })) => Ok((code, from_unix_nanos(at))),
+            _ => Err(Error::new(
+                Kind::NotFound,
+                format!("wait for {} {exec_id}: deleted without having run", self.fixed.id),
+            )),
+        }
+    }
+
+    pub fn pids(&self) -> Vec<(u32, String)> {
+        let (group, mut known) = {
+            let inner = self.inner();
+            let mut known = vec![(inner.init.pid(), String::new())];
+            let running = inner.execs.iter().filter(|(_, e)| e.process.phase == Phase::Running);
+            known.extend(running.map(|(id, e)| (e.process.pid(), id.clone())));
+            // A dead init's pid may belong to somebody else by now.
+            (inner.group.clone().filter(|_| !inner.ending), known)
+        };
+        // What the container forked; a process we know stays in the list wherever it has moved itself.
+        for pid in group.map(|g| g.pids()).unwrap_or_default() {
+            let pid = pid.unsigned_abs();
+            if pid != 0 && known.iter().all(|(p, _)| *p != pid) {
+                known.push((pid, String::new()));
+            }
+        }
+        known
+    }
+
+    pub fn close_stdin(&self, exec_id: &str) -> Result<()> {
+        let mut inner = self.inner();
+        let process = inner.process(exec_id)?;
+        process.stdin_closed = true;
+        if let Some(io) = &process.io {
+            io.close_stdin();
+        }
+        Ok(())
+    }
+
+    pub fn stats(&self) -> Result<Any> {
+        let group = self.inner().group.clone();
+        let absent = || Error::new(Kind::NotFound, format!("read metrics of {}: its cgroup is gone", self.fixed.id));
+        let group = group.filter(|g| g.exists()).ok_or_else(absent)?;
+        group.metrics()
+    }
+}
+
+/// The data behind the lock is whole after every step, a panicking one too: each step sets plain fields.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn taken(id: &str) -> Error {
+    Error::new(Kind::Exists, format!("create container {id}: there is one of this id"))
+}

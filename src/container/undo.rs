@@ -1,0 +1,140 @@
+//! Undo of a container from its record alone.
+//!
+//! Every step is tried whatever became of the others, each within its own limit; absent is done. Nothing is signalled
+//! that cannot be told apart: init by pid and start time, the rest by a cgroup that is the container's own.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::record::ContainerRecord;
+use crate::cgroup::{Group, Layout};
+use crate::config::Config;
+use crate::error::{Error, Kind, Result};
+use crate::mount::unmount_tree;
+use crate::oci::{Flavour, Runtime};
+use crate::process::Reaper;
+
+/// How long killed processes may take to be gone.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
+/// How long an emptied cgroup may stay busy.
+const CGROUP_LIMIT: Duration = Duration::from_secs(5);
+/// How long unmounting may take; a dead network file system is left to the kernel.
+const UNMOUNT_LIMIT: Duration = Duration::from_secs(20);
+
+/// Undo of one container from its record alone (no supervisor needed): its processes, the runtime's state, the mounts,
+/// the cgroup. Idempotent; absent = done; works for a create that was cut short at any point.
+///
+/// # Errors
+/// The first; the later steps were tried all the same.
+pub async fn undo(_config: &Config, reaper: &Reaper, record: &ContainerRecord) -> Result<()> {
+    let killed = kill(record).await;
+    first([killed, clean(reaper, record, true).await])
+}
+
+/// Removes a container whose init has ended.
+pub(super) async fn remove(reaper: &Reaper, record: &ContainerRecord) -> Result<()> {
+    clean(reaper, record, false).await
+}
+
+async fn clean(reaper: &Reaper, record: &ContainerRecord, force: bool) -> Result<()> {
+    let deleted = delete_state(reaper, record, force).await;
+    let unmounted = unmount(record).await;
+    let removed = match own_group(record) {
+        Some(group) => absent_is_done(group.remove(CGROUP_LIMIT).await),
+        None => Ok(()),
+    };
+    first([deleted, unmounted, removed])
+}
+
+/// SIGKILL to init and to what shares its cgroup.
+async fn kill(record: &ContainerRecord) -> Result<()> {
+    if let Some(init) = record.init {
+        init.signal(libc::SIGKILL)?;
+    }
+    if let Some(group) = own_group(record) {
+        absent_is_done(group.kill_all(KILL_LIMIT).await)?;
+    }
+    match record.init {
+        Some(init) if !init.wait_gone(KILL_LIMIT).await => Err(Error::new(
+            Kind::Deadline,
+            format!("end container {}: pid {} was killed and is still there", record.id, init.pid),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The runtime's `delete`; by hand where the runtime is missing, hangs or fails and init is gone.
+async fn delete_state(reaper: &Reaper, record: &ContainerRecord, force: bool) -> Result<()> {
+    let runtime = Runtime {
+        binary: record.runtime.clone(),
+        root: record.root.clone(),
+        systemd_cgroup: record.systemd_cgroup,
+    };
+    let state = runtime.state_dir(&record.id);
+    // A runtime we know has nothing to delete without its directory.
+    if runtime.flavour() != Flavour::Other && !state.exists() {
+        return Ok(());
+    }
+    let done = if runtime.binary.exists() {
+        let plain = if force { None } else { Some(runtime.delete(reaper, &record.bundle, &record.id, false).await) };
+        match plain {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) | None => runtime.delete(reaper, &record.bundle, &record.id, true).await,
+        }
+    } else {
+        Err(Error::new(Kind::Other, format!("delete container {}: {} is missing", record.id, runtime.binary.display())))
+    };
+    let Err(error) = done else {
+        return Ok(());
+    };
+    if record.init.is_some_and(|init| init.is_alive()) || own_group(record).is_some_and(|g| !g.pids().is_empty()) {
+        return Err(error);
+    }
+    tracing::warn!(id = record.id, %error, "the runtime did not delete a dead container; its state is removed by hand");
+    remove_dir(&state)
+}
+
+/// On the blocking pool and bounded.
+async fn unmount(record: &ContainerRecord) -> Result<()> {
+    if !record.rootfs_mounted {
+        return Ok(());
+    }
+    let rootfs = record.bundle.join("rootfs");
+    let work = tokio::task::spawn_blocking(move || unmount_tree(&rootfs));
+    match timeout(UNMOUNT_LIMIT, work).await {
+        Ok(Ok(done)) => absent_is_done(done),
+        Ok(Err(e)) => Err(Error::caused(Kind::Other, format!("unmount the rootfs of {}", record.id), e)),
+        Err(_) => Err(Error::new(Kind::Deadline, format!("unmount the rootfs of {}: it hangs", record.id))),
+    }
+}
+
+/// The container's cgroup, if it is its own: never the root, never one that holds this process.
+fn own_group(record: &ContainerRecord) -> Option<Group> {
+    let path = record.cgroup.as_deref().filter(|p| !p.trim_matches('/').is_empty())?;
+    let group = Group::new(&Layout::detect().ok()?, path).ok()?;
+    let own = i32::try_from(std::process::id()).unwrap_or(0);
+    if group.pids().contains(&own) {
+        tracing::warn!(id = record.id, path, "the container's cgroup is ours too: left alone");
+        return None;
+    }
+    Some(group)
+}
+
+fn remove_dir(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io(format!("remove {}", path.display()), e)),
+        _ => Ok(()),
+    }
+}
+
+fn absent_is_done(result: Result<()>) -> Result<()> {
+    result.or_else(|e| if e.is_gone() { Ok(()) } else { Err(e) })
+}
+
+fn first<const N: usize>(results: [Result<()>; N]) -> Result<()> {
+    results.into_iter().collect()
+}
