@@ -1,10 +1,10 @@
-//! Generates the wire messages from `protos/` and, once its source is there, compiles the infra program.
+//! Generates the wire messages from `protos/` and compiles the infra program.
 //!
 //! Both steps need nothing but cargo and rustc: the parser of the code generator is pure Rust, so no `protoc`.
 //! Output goes to `OUT_DIR` only.
 
 use std::error::Error;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
@@ -88,20 +88,19 @@ fn messages(dir: &Path, files: &[&str]) -> Result<(), Box<dyn Error>> {
 /// Compiles the infra program, the first process of a pod, to `podvisor-infra` in `out`.
 ///
 /// It is a static program without a standard library, so that it shares no page with anything and costs the pod a
-/// few kilobytes; plain rustc is enough and keeps it out of the dependency graph. Nothing is done while its source
-/// file does not exist.
+/// few kilobytes; plain rustc is enough and keeps it out of the dependency graph.
 fn infra_program(out: &Path) -> Result<(), Box<dyn Error>> {
-    if !Path::new(INFRA_SOURCE).exists() {
-        // A missing file in this list would make every build run the script again.
-        println!("cargo:rerun-if-changed=src");
-        return Ok(());
-    }
     println!("cargo:rerun-if-changed={INFRA_SOURCE}");
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let target = env::var("TARGET").map_err(|e| format!("find TARGET: {e}"))?;
     let binary = out.join("podvisor-infra");
-    let mut compiler = Command::new(&rustc);
-    compiler
+    let mut compile = Command::new(&rustc);
+    if let Some(linker) = env::var_os("RUSTC_LINKER") {
+        let mut option = OsString::from("linker=");
+        option.push(linker);
+        compile.arg("-C").arg(option);
+    }
+    let done = compile
         .args(["--edition", "2024", "--crate-type", "bin", "--crate-name", "podvisor_infra"])
         .args(["--target", &target])
         .args(["-C", "panic=abort", "-C", "opt-level=s", "-C", "strip=symbols", "-C", "debuginfo=0"])
@@ -112,12 +111,7 @@ fn infra_program(out: &Path) -> Result<(), Box<dyn Error>> {
         .args(["-C", "link-arg=-Wl,--build-id=none,-z,norelro,-z,noseparate-code,--gc-sections,--no-eh-frame-hdr"])
         .arg("-o")
         .arg(&binary)
-        .arg(INFRA_SOURCE);
-    // Set by cargo when the target has a linker of its own, as in a cross build.
-    if let Some(linker) = env::var_os("RUSTC_LINKER") {
-        compiler.arg("-C").arg(join("linker=", &linker));
-    }
-    let done = compiler
+        .arg(INFRA_SOURCE)
         .output()
         .map_err(|e| format!("run {} for {INFRA_SOURCE}: {e}", rustc.to_string_lossy()))?;
     if !done.status.success() {
@@ -125,10 +119,4 @@ fn infra_program(out: &Path) -> Result<(), Box<dyn Error>> {
         return Err(format!("compile {INFRA_SOURCE}: {}\n{text}", done.status).into());
     }
     Ok(())
-}
-
-fn join(option: &str, value: &OsStr) -> OsString {
-    let mut joined = OsString::from(option);
-    joined.push(value);
-    joined
 }
