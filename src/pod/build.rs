@@ -181,7 +181,6 @@ impl Pod {
             }
             NetworkPlan::Loopback => {
                 let path = self.make_netns()?;
-                network::netns::loopback_up(&path)?;
                 journal.end_stage(None);
                 spec.network = Namespace::Path(path);
             }

@@ -5,6 +5,7 @@
 //! name and text say otherwise, and returns the errno it met. Must never hold state of a pod.
 #![allow(unsafe_code)]
 
+pub mod clone;
 pub mod fd;
 pub mod fork;
 pub mod memory;
@@ -12,3 +13,5 @@ pub mod mount;
 pub mod mountinfo;
 pub mod netns;
 pub mod process;
+pub mod sched_core;
+pub mod thread_ns;

@@ -73,15 +73,10 @@ pub async fn unwind(steps: Vec<Step<'_>>, patience: Patience) -> Report {
     let mut done = Vec::new();
     loop {
         round(&mut open, &mut done, end, patience).await;
-        let blocked = blocked(&open);
-        let free = || open.iter().filter(|o| !blocked.contains(o.step.name));
-        if free().any(|o| o.next.is_none()) {
-            // Freed by a step that stands behind it in the list.
-            continue;
-        }
-        match free().filter_map(|o| o.next).min() {
-            Some(at) if at < end => sleep_until(at).await,
-            _ => break,
+        match next_turn(&open) {
+            Turn::Now => {}
+            Turn::At(at) if at < end => sleep_until(at).await,
+            Turn::At(_) | Turn::Never => break,
         }
     }
     let owed = open
@@ -101,6 +96,26 @@ pub async fn unwind(steps: Vec<Step<'_>>, patience: Patience) -> Report {
         })
         .collect();
     Report { done, owed }
+}
+
+/// When another round makes sense.
+enum Turn {
+    /// A step was freed by one that stands behind it in the list.
+    Now,
+    At(Instant),
+    Never,
+}
+
+fn next_turn(open: &[Open<'_>]) -> Turn {
+    let blocked = blocked(open);
+    let free = || open.iter().filter(|o| !blocked.contains(o.step.name));
+    if free().any(|o| o.next.is_none()) {
+        return Turn::Now;
+    }
+    free()
+        .filter_map(|o| o.next)
+        .min()
+        .map_or(Turn::Never, Turn::At)
 }
 
 /// A step that is not done.
