@@ -343,8 +343,7 @@ fn mount(wire: WireMount) -> Mount {
 }
 
 fn options(wire: Option<&Any>) -> Result<RuntimeOptions> {
-    let _ = wire;
-    Ok(RuntimeOptions::default())
+    wire.map(RuntimeOptions::decode).transpose().map(Option::unwrap_or_default)
 }
 
 fn status(status: Status) -> WireStatus {
