@@ -101,10 +101,11 @@ pub async fn forget(host: &Host, client: &Client, pod: &str, id: &str) -> Result
     }
     let dir = host.pod_dir(pod);
     let bundle = dir.join("bundles").join(id);
-    if let Err(e) = fs::remove_dir_all(&bundle) {
-        if e.kind() != std::io::ErrorKind::NotFound {
+    match fs::remove_dir_all(&bundle) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             return Err(Error::io(format!("remove {}", bundle.display()), e));
         }
+        _ => {}
     }
     for log in log_files(&dir, id) {
         fs::remove_file(&log).context(|| format!("remove {}", log.display()))?;
