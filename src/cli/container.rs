@@ -101,10 +101,11 @@ pub async fn forget(host: &Host, client: &Client, pod: &str, id: &str) -> Result
     }
     let dir = host.pod_dir(pod);
     let bundle = dir.join("bundles").join(id);
-    if let Err(e) = fs::remove_dir_all(&bundle) {
-        if e.kind() != std::io::ErrorKind::NotFound {
+    match fs::remove_dir_all(&bundle) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             return Err(Error::io(format!("remove {}", bundle.display()), e));
         }
+        _ => {}
     }
     for log in log_files(&dir, id) {
         fs::remove_file(&log).context(|| format!("remove {}", log.display()))?;
@@ -143,14 +144,20 @@ async fn run(client: &Client, host: &Host, id: &str, bundle: &Path, log: &Path, 
 
 /// The log always; whoever is attached gets a copy through fifos.
 fn log_uri(log: &Path, attach: Option<&Attach>) -> String {
-    let log = log.display();
+    let log = encoded(&log.display().to_string());
     match attach {
         None => format!("podvisor-log://{log}"),
         Some(a) => {
-            let (out, err) = (a.stdout_path(), a.stderr_path());
+            let (out, err) = (encoded(&a.stdout_path()), encoded(&a.stderr_path()));
             format!("podvisor-log://{log}?attach-stdout={out}&attach-stderr={err}")
         }
     }
+}
+
+/// %-encodes what has a meaning in an URI; the roots of our paths are the configuration's and may hold anything.
+fn encoded(path: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'/' | b'-' | b'_' | b'.' | b'~');
+    path.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
 fn write_bundle(host: &Host, pod: &Record, id: &str, work: &Workload, bundle: &Path, log: &Path) -> Result<()> {
@@ -200,5 +207,6 @@ mod tests {
     #[test]
     fn the_log_is_kept_with_and_without_an_audience() {
         assert_eq!(log_uri(Path::new("/r/p/logs/c.log"), None), "podvisor-log:///r/p/logs/c.log");
+        assert_eq!(log_uri(Path::new("/a b/c?&%.log"), None), "podvisor-log:///a%20b/c%3F%26%25.log");
     }
 }

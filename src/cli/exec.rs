@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(value_name = "POD[/CONTAINER]")]
     target: String,
     /// The command and its arguments.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 

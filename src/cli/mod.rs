@@ -146,6 +146,13 @@ mod tests {
     }
 
     #[test]
+    fn what_follows_the_command_is_the_commands() {
+        let parsed = Command::try_parse_from(["podvisor", "exec", "-e", "A=1", "web", "ls", "-e", "--json"]);
+        assert!(matches!(parsed.map(|c| c.verb), Ok(Verb::Exec(_))));
+        assert!(Command::try_parse_from(["podvisor", "run", "--rootfs", "/r", "--bogus", "x"]).is_err());
+    }
+
+    #[test]
     fn a_command_that_looks_like_a_flag_needs_the_double_dash() {
         let run = Command::try_parse_from(["podvisor", "run", "--rootfs", "/r", "--", "/bin/sh", "-c", "exit 7"]);
         assert!(run.is_ok());

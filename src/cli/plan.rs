@@ -26,7 +26,9 @@ const NONE: &str = "none";
 const HOST: &str = "host";
 
 /// Flags of a pod.
+// No group of its own: it is flattened into arguments of the same name.
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// Network of the pod: a configured network's name, `none` (only lo) or `host`; the first configured one when not given.
     #[arg(long, value_name = "NETWORK")]

@@ -83,10 +83,9 @@ fn containers(record: &Record, dir: &Path) -> Vec<String> {
     let mut known: Vec<String> = record.containers.keys().cloned().collect();
     for entry in fs::read_dir(dir.join("logs")).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        if let Some(id) = name.to_str().and_then(|n| n.strip_suffix(".log")) {
-            if crate::id::check("container id", id).is_ok() && !known.iter().any(|k| k == id) {
-                known.push(id.to_owned());
-            }
+        let Some(id) = name.to_str().and_then(|n| n.strip_suffix(".log")) else { continue };
+        if crate::id::check("container id", id).is_ok() && !known.iter().any(|k| k == id) {
+            known.push(id.to_owned());
         }
     }
     known
