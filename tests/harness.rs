@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use support::fake::Act;
 use support::{
-    Containerd, Sandbox, Scope, Snapshot, cni, eventually, fake, require, rootfs, run, sandbox,
-    sandboxed,
+    Containerd, Sandbox, Sandboxes, Scope, Snapshot, cni, eventually, fake, require, rootfs, run,
+    sandbox, sandboxed,
 };
 
 const BOUND: Duration = Duration::from_secs(20);
@@ -249,7 +249,9 @@ fn a_sandbox_leaves_the_machine_untouched() {
     }
     let before = machine();
     sandboxed(name, || unreachable!("outside"));
-    assert_eq!(machine(), before);
+    let after = machine();
+    let changed: Vec<&String> = before.symmetric_difference(&after).collect();
+    assert!(changed.is_empty(), "{changed:#?}");
     for root in sandbox::cgroup_roots() {
         assert!(
             !root.join(sandbox::cgroup_name(name)).exists(),
@@ -535,4 +537,31 @@ fn containerd_1_7_lives_in_a_sandbox() {
 #[test]
 fn containerd_2_1_lives_in_a_sandbox() {
     containerd_lives("containerd_2_1_lives_in_a_sandbox", "containerd-2.1");
+}
+
+/// The shim that comes with containerd has no sandbox service, so the request is followed to the shim's refusal.
+#[test]
+fn containerds_sandbox_services_reach_the_shim() {
+    sandboxed("containerds_sandbox_services_reach_the_shim", || {
+        let Some(peer) = require::peer("containerd-2.1") else {
+            return;
+        };
+        let daemon = Containerd::start(&peer);
+        let mut sandboxes = Sandboxes::of(&daemon, "default", "io.containerd.runc.v2");
+        let unknown = sandboxes.start("p1").unwrap_err();
+        assert!(
+            unknown.message.contains("unable to find sandbox"),
+            "{unknown:?}"
+        );
+        let spec = serde_json::json!({ "ociVersion": "1.0.2", "root": { "path": "rootfs" } });
+        let refused = sandboxes.create("p1", &spec).unwrap_err();
+        assert_eq!(refused.code, 12, "{refused:?}");
+        assert!(
+            refused
+                .message
+                .contains("containerd.runtime.sandbox.v1.Sandbox"),
+            "{refused:?}"
+        );
+        sandboxes.forget("p1").unwrap();
+    });
 }

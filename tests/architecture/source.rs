@@ -110,11 +110,13 @@ pub fn tokens(code: &str) -> Vec<(usize, String)> {
 }
 
 /// Line and first name of every path that starts at the crate's root. `depth` is how many modules the file is below
-/// the root, so that `super::super` is followed as well. `*` and `self` stand for the root itself.
+/// the root, so that `super::super` is followed as well. `*` and `self` stand for the root itself. The arguments of a
+/// macro may end up in a module that is not seen here: a `super` path leads to the root only if `rooms` has its name.
 pub fn root_paths(
     tokens: &[(usize, String)],
     depth: usize,
     own_crate: &str,
+    rooms: &impl Fn(&str) -> bool,
 ) -> Vec<(usize, String)> {
     let word = |at: usize| tokens.get(at).map_or("", |(_, text)| text.as_str());
     let mut found = Vec::new();
@@ -142,7 +144,9 @@ pub fn root_paths(
         if let Some(after) = after {
             // `pub(crate)` and `pub(in crate)` lead nowhere; a bare `crate` (`use crate as x`) hides where it leads.
             if word(after) == "::" {
-                names_after(tokens, after + 1, &mut found);
+                let mut names = names_after(tokens, after + 1);
+                names.retain(|(_, name)| word(at) != "super" || name == "*" || rooms(name));
+                found.extend(names);
             } else if word(after) != ")" {
                 found.push((tokens[at].0, "self".to_owned()));
             }
@@ -167,13 +171,11 @@ fn after_supers<'a>(
 }
 
 /// The name at `at`, or the first names of a group `{a::b, c}`.
-fn names_after(tokens: &[(usize, String)], at: usize, found: &mut Vec<(usize, String)>) {
-    let Some((line, first)) = tokens.get(at) else {
-        return;
-    };
-    if first != "{" {
-        found.push((*line, first.clone()));
-        return;
+fn names_after(tokens: &[(usize, String)], at: usize) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    if tokens.get(at).is_none_or(|(_, first)| first != "{") {
+        found.extend(tokens.get(at).cloned());
+        return found;
     }
     let (mut depth, mut fresh) = (1, true);
     for (line, text) in &tokens[at + 1..] {
@@ -188,9 +190,10 @@ fn names_after(tokens: &[(usize, String)], at: usize, found: &mut Vec<(usize, St
             _ => {}
         }
         if depth == 0 {
-            return;
+            break;
         }
     }
+    found
 }
 
 fn is_name(text: &str) -> bool {

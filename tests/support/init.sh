@@ -1,12 +1,12 @@
 # Pid 1 of a test's sandbox: makes the directories private, starts the test, reaps whatever is orphaned meanwhile.
 set -eu
-mount --make-rprivate /
+# Propagation is private already (unshare does that). This comes first, and with -n: mount would note it in the machine's /run.
+mount -n -t tmpfs -o mode=0755 upper /run
 ip link set lo up
 echo sandbox >/proc/sys/kernel/hostname
 
 # Directories that may not exist can be mounted over without being made on the machine: overlays first. Their upper
-# layer lies in a tmpfs that the next one over /run hides.
-mount -t tmpfs -o mode=0755 upper /run
+# layer lies in the tmpfs over /run, which the next one hides.
 for name in resolv.conf hosts hostname; do cat "/etc/$name" >"/run/$name" 2>/dev/null || true; done
 for dir in etc opt var/lib; do
     [ -d "/$dir" ] || continue

@@ -33,6 +33,7 @@
 pub mod bin;
 pub mod cni;
 pub mod fake;
+pub mod grpc;
 pub mod peers;
 pub mod require;
 pub mod residue;
@@ -40,6 +41,7 @@ pub mod rootfs;
 pub mod sandbox;
 
 pub use bin::{Output, podvisor, run, shim};
+pub use grpc::Sandboxes;
 pub use peers::Containerd;
 pub use residue::{Scope, Snapshot};
 pub use sandbox::{Sandbox, sandboxed};
