@@ -26,10 +26,14 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 /// Installs the log for this process; a second call changes nothing. `pod` is added to every line.
 pub fn init(level: LevelFilter, pod: &str) {
-    let subscriber = Registry::default().with(level).with(Lines { pod: pod.to_owned() });
+    let subscriber = Registry::default().with(level).with(Lines {
+        pod: pod.to_owned(),
+    });
     if tracing::subscriber::set_global_default(subscriber).is_ok() {
         // ttrpc speaks through `log`; only what is wrong there is of interest.
-        let _ = tracing_log::LogTracer::builder().with_max_level(tracing_log::log::LevelFilter::Warn).init();
+        let _ = tracing_log::LogTracer::builder()
+            .with_max_level(tracing_log::log::LevelFilter::Warn)
+            .init();
     }
 }
 
@@ -43,7 +47,11 @@ pub fn level(debug: bool, daemon: Option<i32>) -> LevelFilter {
         Some(n) if n < 6 => LevelFilter::WARN,
         Some(_) => LevelFilter::ERROR,
     };
-    if debug { told.max(LevelFilter::DEBUG) } else { told }
+    if debug {
+        told.max(LevelFilter::DEBUG)
+    } else {
+        told
+    }
 }
 
 /// Lines dropped since the last one that was written.
@@ -87,7 +95,13 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
             }
         }
         let level = event.metadata().level().as_str().to_ascii_lowercase();
-        write_line(&line(&clock::rfc3339(SystemTime::now()), &level, &fields, &self.pod, dropped()));
+        write_line(&line(
+            &clock::rfc3339(SystemTime::now()),
+            &level,
+            &fields,
+            &self.pod,
+            dropped(),
+        ));
     }
 }
 
@@ -192,9 +206,15 @@ mod tests {
 
     #[test]
     fn a_line_is_logfmt() {
-        let fields = fields("say \"hi\"\n", &[("step", "cni-add"), ("took", "2 ms"), ("log.file", "x.rs")]);
+        let fields = fields(
+            "say \"hi\"\n",
+            &[("step", "cni-add"), ("took", "2 ms"), ("log.file", "x.rs")],
+        );
         let line = line("T", "info", &fields, "web", 0);
-        assert_eq!(line, "time=T level=info msg=\"say \\\"hi\\\"\\n\" step=cni-add took=\"2 ms\" pod=web\n");
+        assert_eq!(
+            line,
+            "time=T level=info msg=\"say \\\"hi\\\"\\n\" step=cni-add took=\"2 ms\" pod=web\n"
+        );
     }
 
     #[test]

@@ -49,9 +49,10 @@ pub fn from_ttrpc(what: &str, error: Ttrpc) -> Error {
             let kind = kind_of(status.code());
             Error::new(kind, format!("{what}: {}", status.message))
         }
-        Ttrpc::Others(text) if text.starts_with("Request deadline elapsed") => {
-            Error::new(Kind::Deadline, format!("{what}: no answer within the time given"))
-        }
+        Ttrpc::Others(text) if text.starts_with("Request deadline elapsed") => Error::new(
+            Kind::Deadline,
+            format!("{what}: no answer within the time given"),
+        ),
         other => Error::caused(Kind::Other, what, other),
     }
 }
@@ -70,7 +71,9 @@ impl Client {
     pub async fn connect(address: &str) -> Result<Self> {
         let path = path_of(address);
         match UnixStream::connect(path).await {
-            Ok(stream) => Ok(Self { inner: ttrpc::asynchronous::Client::new(Socket::from(stream)) }),
+            Ok(stream) => Ok(Self {
+                inner: ttrpc::asynchronous::Client::new(Socket::from(stream)),
+            }),
             Err(e) => {
                 let kind = match e.kind() {
                     io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Kind::Gone,
@@ -111,7 +114,9 @@ pub fn path_of(address: &str) -> &str {
 
 /// A ttrpc context with a timeout; `None` sends none.
 pub fn context(limit: Option<Duration>) -> ttrpc::context::Context {
-    let nanos = limit.map_or(0, |limit| i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX).max(1));
+    let nanos = limit.map_or(0, |limit| {
+        i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX).max(1)
+    });
     ttrpc::context::with_timeout(nanos)
 }
 
@@ -124,7 +129,10 @@ pub fn is_live(path: &Path) -> bool {
     let Ok(socket) = socket(AddressFamily::Unix, SockType::Stream, flags, None) else {
         return false;
     };
-    matches!(connect(socket.as_raw_fd(), &address), Ok(()) | Err(Errno::EAGAIN | Errno::EINPROGRESS))
+    matches!(
+        connect(socket.as_raw_fd(), &address),
+        Ok(()) | Err(Errno::EAGAIN | Errno::EINPROGRESS)
+    )
 }
 
 /// Runs `call` on a fresh connection, again after "closed": at most 3 tries, 100 ms x i^2 apart.
@@ -144,7 +152,9 @@ where
         };
         done += 1;
         match result {
-            Err(e) if e.kind() == Kind::Gone && done < TRIES => tokio::time::sleep(PAUSE * done * done).await,
+            Err(e) if e.kind() == Kind::Gone && done < TRIES => {
+                tokio::time::sleep(PAUSE * done * done).await
+            }
             other => return other,
         }
     }
@@ -178,7 +188,10 @@ mod tests {
             (Code::UNKNOWN, Kind::Other),
         ] {
             let error = from_ttrpc("stop", ttrpc::error::get_rpc_status(code, "why"));
-            assert_eq!((error.kind(), error.to_string().as_str()), (kind, "stop: why"));
+            assert_eq!(
+                (error.kind(), error.to_string().as_str()),
+                (kind, "stop: why")
+            );
         }
     }
 
@@ -192,7 +205,10 @@ mod tests {
         ] {
             assert_eq!(from_ttrpc("stop", error).kind(), Kind::Gone);
         }
-        assert_eq!(from_ttrpc("stop", Ttrpc::Others("Request deadline elapsed".into())).kind(), Kind::Deadline);
+        assert_eq!(
+            from_ttrpc("stop", Ttrpc::Others("Request deadline elapsed".into())).kind(),
+            Kind::Deadline
+        );
         assert!(!is_closed(&Ttrpc::Others("Unpack response error".into())));
     }
 

@@ -42,12 +42,16 @@ pub(super) async fn container(shared: &Arc<Shared>, container: &Arc<Container>) 
         (inner.record.clone(), inner.init.phase, inner.init.pid())
     };
     let Phase::Exited(exit) = exit else {
-        return Err(container.inner().refusal("delete", "its init has not ended"));
+        return Err(container
+            .inner()
+            .refusal("delete", "its init has not ended"));
     };
     for io in streams(container) {
         drain(&fixed.id, &io).await;
     }
-    undo::remove(&shared.reaper, &record).await.map_err(|e| e.within(format!("delete container {}", fixed.id)))?;
+    undo::remove(&shared.reaper, &record)
+        .await
+        .map_err(|e| e.within(format!("delete container {}", fixed.id)))?;
     shared.forget(container)?;
     let _ = fs::remove_file(fixed.bundle.join("init.pid"));
     shared.announcer(container).deleted(pid, exit);
@@ -62,7 +66,10 @@ pub(super) async fn exec(container: &Arc<Container>, exec_id: &str) -> Result<De
         let id = container.fixed.id.clone();
         let process = inner.process(exec_id)?;
         if matches!(process.phase, Phase::Starting | Phase::Running) {
-            return Err(Error::new(Kind::State, format!("delete exec {exec_id} of {id}: it is running; kill it first")));
+            return Err(Error::new(
+                Kind::State,
+                format!("delete exec {exec_id} of {id}: it is running; kill it first"),
+            ));
         }
         process.io.clone()
     };
@@ -91,10 +98,17 @@ async fn end_init(container: &Container) -> Result<()> {
         return Err(Inner::absent(&container.fixed.id));
     };
     init.signal(libc::SIGKILL)?;
-    if container.until(KILL_LIMIT, |inner| inner.init.has_exited()).await {
+    if container
+        .until(KILL_LIMIT, |inner| inner.init.has_exited())
+        .await
+    {
         return Ok(());
     }
-    let why = format!("delete container {}: pid {} was killed and is still there", container.fixed.id, init.pid());
+    let why = format!(
+        "delete container {}: pid {} was killed and is still there",
+        container.fixed.id,
+        init.pid()
+    );
     Err(Error::new(Kind::Deadline, why))
 }
 

@@ -86,7 +86,9 @@ impl Shared {
     /// A container that has been created.
     pub fn container(&self, id: &str) -> Result<Arc<Container>> {
         let found = locked(&self.table).get(id).cloned();
-        found.filter(|c| !c.inner().creating).ok_or_else(|| Inner::absent(id))
+        found
+            .filter(|c| !c.inner().creating)
+            .ok_or_else(|| Inner::absent(id))
     }
 
     pub fn all(&self) -> Vec<Arc<Container>> {
@@ -109,7 +111,11 @@ impl Shared {
     }
 
     pub fn is_free(&self, id: &str) -> Result<()> {
-        if locked(&self.table).contains_key(id) { Err(taken(id)) } else { Ok(()) }
+        if locked(&self.table).contains_key(id) {
+            Err(taken(id))
+        } else {
+            Ok(())
+        }
     }
 
     /// Gives the id back. From here on the container is not there for anybody.
@@ -146,7 +152,10 @@ impl Shared {
     }
 
     pub fn announcer<'a>(&'a self, container: &'a Container) -> Announcer<'a> {
-        Announcer { events: &*self.events, id: &container.fixed.id }
+        Announcer {
+            events: &*self.events,
+            id: &container.fixed.id,
+        }
     }
 }
 
@@ -223,7 +232,10 @@ impl Container {
             Ok(Some(ExitRecord { code, at })) => Ok((code, from_unix_nanos(at))),
             _ => Err(Error::new(
                 Kind::NotFound,
-                format!("wait for {} {exec_id}: deleted without having run", self.fixed.id),
+                format!(
+                    "wait for {} {exec_id}: deleted without having run",
+                    self.fixed.id
+                ),
             )),
         }
     }
@@ -232,7 +244,10 @@ impl Container {
         let (group, mut known) = {
             let inner = self.inner();
             let mut known = vec![(inner.init.pid(), String::new())];
-            let running = inner.execs.iter().filter(|(_, e)| e.process.phase == Phase::Running);
+            let running = inner
+                .execs
+                .iter()
+                .filter(|(_, e)| e.process.phase == Phase::Running);
             known.extend(running.map(|(id, e)| (e.process.pid(), id.clone())));
             // A dead init's pid may belong to somebody else by now.
             (inner.group.clone().filter(|_| !inner.ending), known)
@@ -259,7 +274,12 @@ impl Container {
 
     pub fn stats(&self) -> Result<Any> {
         let group = self.inner().group.clone();
-        let absent = || Error::new(Kind::NotFound, format!("read metrics of {}: its cgroup is gone", self.fixed.id));
+        let absent = || {
+            Error::new(
+                Kind::NotFound,
+                format!("read metrics of {}: its cgroup is gone", self.fixed.id),
+            )
+        };
         let group = group.filter(|g| g.exists()).ok_or_else(absent)?;
         group.metrics()
     }
@@ -271,5 +291,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn taken(id: &str) -> Error {
-    Error::new(Kind::Exists, format!("create container {id}: there is one of this id"))
+    Error::new(
+        Kind::Exists,
+        format!("create container {id}: there is one of this id"),
+    )
 }

@@ -60,19 +60,29 @@ pub fn read_stdin() -> Result<Vec<u8>> {
         return Ok(Vec::new());
     }
     // A descriptor of our own, because the library's buffer would hide from poll what it has read ahead.
-    let mut stdin = File::from(stdin.as_fd().try_clone_to_owned().context(|| "read standard input")?);
+    let mut stdin = File::from(
+        stdin
+            .as_fd()
+            .try_clone_to_owned()
+            .context(|| "read standard input")?,
+    );
     let end = Instant::now() + INPUT_PATIENCE;
     let mut input = Vec::new();
     let mut chunk = [0; 8192];
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        match poll(&mut [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)], timeout) {
+        match poll(
+            &mut [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)],
+            timeout,
+        ) {
             Err(Errno::EINTR) => continue,
             Err(e) => return Err(Error::sys("wait for standard input", e)),
             Ok(0) => {
                 let seconds = INPUT_PATIENCE.as_secs();
-                let text = format!("read standard input: its end did not come within {seconds} s; close it");
+                let text = format!(
+                    "read standard input: its end did not come within {seconds} s; close it"
+                );
                 return Err(Error::new(Kind::Deadline, text));
             }
             Ok(_) => {}
@@ -84,7 +94,9 @@ pub fn read_stdin() -> Result<Vec<u8>> {
         if input.len() > INPUT_MAX {
             return Err(Error::new(
                 Kind::Invalid,
-                format!("read standard input: it is longer than {INPUT_MAX} bytes; send runtime options only"),
+                format!(
+                    "read standard input: it is longer than {INPUT_MAX} bytes; send runtime options only"
+                ),
             ));
         }
     }
@@ -105,7 +117,10 @@ pub fn parse(input: &[u8], id: &str, namespace: &str) -> Result<Input> {
         return Ok(from_params(params));
     }
     match Any::parse_from_bytes(input) {
-        Ok(any) if is_plausible(&any) => Ok(Input { options: Some(any), params: None }),
+        Ok(any) if is_plausible(&any) => Ok(Input {
+            options: Some(any),
+            params: None,
+        }),
         _ => Err(Error::new(
             Kind::Invalid,
             format!(
@@ -124,7 +139,8 @@ pub fn answer(dialect: Dialect, address: &str) -> Result<Vec<u8>> {
         Dialect::Json(version) => {
             let address = serde_json::to_string(address)
                 .map_err(|e| Error::caused(Kind::Other, "write the address as JSON", e))?;
-            let text = format!("{{\"version\":{version},\"address\":{address},\"protocol\":\"ttrpc\"}}");
+            let text =
+                format!("{{\"version\":{version},\"address\":{address},\"protocol\":\"ttrpc\"}}");
             Ok(text.into_bytes())
         }
         Dialect::Protobuf => {
@@ -134,7 +150,9 @@ pub fn answer(dialect: Dialect, address: &str) -> Result<Vec<u8>> {
                 protocol: "ttrpc".to_owned(),
                 ..BootstrapResult::default()
             };
-            result.write_to_bytes().map_err(|e| Error::caused(Kind::Other, "encode the bootstrap result", e))
+            result
+                .write_to_bytes()
+                .map_err(|e| Error::caused(Kind::Other, "encode the bootstrap result", e))
         }
     }
 }
@@ -164,7 +182,9 @@ fn is_plausible(any: &Any) -> bool {
     let name = &any.type_url;
     known_fields_only
         && name.contains('.')
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/'))
+        && name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/'))
 }
 
 #[cfg(test)]
@@ -190,7 +210,10 @@ mod tests {
         let bytes = params().write_to_bytes().unwrap();
         let input = parse(&bytes, "web", "k8s.io").unwrap();
         let read = input.params.unwrap();
-        assert_eq!((read.log_level, read.daemon_version.as_deref()), (-4, Some("2.3.4")));
+        assert_eq!(
+            (read.log_level, read.daemon_version.as_deref()),
+            (-4, Some("2.3.4"))
+        );
         assert_eq!(read.socket_dir, Some(PathBuf::from("/run/other")));
         assert_eq!(input.options, None);
         for (id, namespace) in [("other", "k8s.io"), ("web", "default")] {
@@ -202,11 +225,20 @@ mod tests {
     #[test]
     fn options_are_picked_from_the_extensions_by_type() {
         let mut message = params();
-        for any in [any::raw("some.Extension", vec![1]), any::raw(any::RUNC_OPTIONS, Vec::new())] {
-            message.extensions.push(Extension { value: Some(any).into(), ..Extension::default() });
+        for any in [
+            any::raw("some.Extension", vec![1]),
+            any::raw(any::RUNC_OPTIONS, Vec::new()),
+        ] {
+            message.extensions.push(Extension {
+                value: Some(any).into(),
+                ..Extension::default()
+            });
         }
         let input = parse(&message.write_to_bytes().unwrap(), "web", "k8s.io").unwrap();
-        assert_eq!(input.options.map(|o| o.type_url).as_deref(), Some(any::RUNC_OPTIONS));
+        assert_eq!(
+            input.options.map(|o| o.type_url).as_deref(),
+            Some(any::RUNC_OPTIONS)
+        );
     }
 
     #[test]
@@ -214,7 +246,10 @@ mod tests {
         for any in [
             any::raw(any::EMPTY, Vec::new()),
             any::raw(any::RUNC_OPTIONS, vec![0x48, 1]),
-            any::raw("types.googleapis.com/runtimeoptions.v1.Options", b"\x1a\x15SystemdCgroup = true\n".to_vec()),
+            any::raw(
+                "types.googleapis.com/runtimeoptions.v1.Options",
+                b"\x1a\x15SystemdCgroup = true\n".to_vec(),
+            ),
         ] {
             let input = parse(&any.write_to_bytes().unwrap(), "web", "k8s.io").unwrap();
             assert_eq!((input.options, input.params), (Some(any), None));
@@ -224,7 +259,13 @@ mod tests {
     #[test]
     fn nothing_is_nothing_and_garbage_is_an_error() {
         assert_eq!(parse(b"", "web", "k8s.io").unwrap(), Input::default());
-        for garbage in [&b"hello"[..], b"{\"version\":3}", b"\x0a\xff", &[0; 64], b"\x0a\x03a b"] {
+        for garbage in [
+            &b"hello"[..],
+            b"{\"version\":3}",
+            b"\x0a\xff",
+            &[0; 64],
+            b"\x0a\x03a b",
+        ] {
             let error = parse(garbage, "web", "k8s.io").unwrap_err();
             assert!(error.to_string().contains("standard input"), "{error}");
         }
@@ -234,9 +275,22 @@ mod tests {
     fn the_answer_speaks_each_dialect() {
         let address = "unix:///run/containerd/s/abc";
         assert_eq!(answer(Dialect::Plain, address).unwrap(), address.as_bytes());
-        let json: serde_json::Value = serde_json::from_slice(&answer(Dialect::Json(2), address).unwrap()).unwrap();
-        assert_eq!(json, serde_json::json!({"version": 2, "address": address, "protocol": "ttrpc"}));
-        let result = BootstrapResult::parse_from_bytes(&answer(Dialect::Protobuf, address).unwrap()).unwrap();
-        assert_eq!((result.version, result.address.as_str(), result.protocol.as_str()), (3, address, "ttrpc"));
+        let json: serde_json::Value =
+            serde_json::from_slice(&answer(Dialect::Json(2), address).unwrap()).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({"version": 2, "address": address, "protocol": "ttrpc"})
+        );
+        let result =
+            BootstrapResult::parse_from_bytes(&answer(Dialect::Protobuf, address).unwrap())
+                .unwrap();
+        assert_eq!(
+            (
+                result.version,
+                result.address.as_str(),
+                result.protocol.as_str()
+            ),
+            (3, address, "ttrpc")
+        );
     }
 }

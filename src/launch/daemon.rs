@@ -72,7 +72,12 @@ pub fn run(launch: Launch) -> ExitCode {
     crate::log::init(launch.level, &launch.group);
     std::panic::set_hook(Box::new(|panic| error!(step = "panic", "{panic}")));
     adjust_oom_score(launch.oom_score_adj);
-    info!(step = "serve", id = launch.id, namespace = launch.namespace, "supervisor starts");
+    info!(
+        step = "serve",
+        id = launch.id,
+        namespace = launch.namespace,
+        "supervisor starts"
+    );
 
     let ready = {
         let word = word.clone();
@@ -112,11 +117,18 @@ fn become_daemon(bundle: &Path, keep: &[&OwnedFd], word: &Word) -> Result<()> {
     numbers.extend(word.number());
     // Whatever the daemon leaked into the helper ends here, before we open anything ourselves.
     sys::fd::close_from(&numbers);
-    let null = OpenOptions::new().read(true).write(true).open("/dev/null").context(|| "open /dev/null")?;
+    let null = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .context(|| "open /dev/null")?;
     dup2_stdin(&null).context(|| "put /dev/null on standard input")?;
     dup2_stdout(&null).context(|| "put /dev/null on standard output")?;
-    dup2_stderr(open_log(bundle).as_ref().unwrap_or(&null)).context(|| "put the log on standard error")?;
-    SigSet::empty().thread_set_mask().context(|| "unblock signals")?;
+    dup2_stderr(open_log(bundle).as_ref().unwrap_or(&null))
+        .context(|| "put the log on standard error")?;
+    SigSet::empty()
+        .thread_set_mask()
+        .context(|| "unblock signals")?;
     umask(Mode::from_bits_truncate(0o022));
     limit_files();
     sys::memory::one_arena();
@@ -154,7 +166,10 @@ fn adjust_oom_score(score: Option<i32>) {
     let Some(score) = score else { return };
     if let Err(e) = fs::write("/proc/self/oom_score_adj", score.to_string()) {
         // Lowering it needs CAP_SYS_RESOURCE; a pod without the adjustment is better than none.
-        warn!(step = "oom-score", "write {score} to /proc/self/oom_score_adj: {e}");
+        warn!(
+            step = "oom-score",
+            "write {score} to /proc/self/oom_score_adj: {e}"
+        );
     }
 }
 
@@ -168,7 +183,11 @@ impl Word {
     }
 
     fn number(&self) -> Option<i32> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(AsRawFd::as_raw_fd)
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .map(AsRawFd::as_raw_fd)
     }
 
     fn ready(&self) {

@@ -29,7 +29,9 @@ use crate::pod::record::{self, Found, Record};
 use crate::pod::{self, Deleted};
 use crate::process::Reaper;
 use crate::proto::sandbox::sandbox::{PingRequest, ShutdownSandboxRequest};
-use crate::proto::task_v3::shim::{DeleteRequest, DeleteResponse, KillRequest, ShutdownRequest, WaitRequest};
+use crate::proto::task_v3::shim::{
+    DeleteRequest, DeleteResponse, KillRequest, ShutdownRequest, WaitRequest,
+};
 use crate::proto::time::{system_time, timestamp};
 use crate::sys;
 use crate::sys::fork::{Fork, fork};
@@ -78,15 +80,24 @@ fn hear(pipe: OwnedFd) -> Result<Vec<u8>> {
     let mut pipe = File::from(pipe);
     let mut word = Vec::new();
     loop {
-        let left = PollTimeout::try_from(end.saturating_duration_since(Instant::now())).unwrap_or(PollTimeout::MAX);
+        let left = PollTimeout::try_from(end.saturating_duration_since(Instant::now()))
+            .unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], left) {
             Err(nix::errno::Errno::EINTR) => continue,
             Err(e) => return Err(Error::sys("wait for the one who cleans up", e)),
-            Ok(0) => return encode(Deleted { exit_status: KILLED, ..Deleted::default() }),
+            Ok(0) => {
+                return encode(Deleted {
+                    exit_status: KILLED,
+                    ..Deleted::default()
+                });
+            }
             Ok(_) => {}
         }
         let mut chunk = [0; 4096];
-        match pipe.read(&mut chunk).context(|| "read the result of cleaning up")? {
+        match pipe
+            .read(&mut chunk)
+            .context(|| "read the result of cleaning up")?
+        {
             0 => break,
             n => word.extend_from_slice(&chunk[..n]),
         }
@@ -94,7 +105,10 @@ fn hear(pipe: OwnedFd) -> Result<Vec<u8>> {
     match word.split_first() {
         Some((&ANSWER, response)) => Ok(response.to_vec()),
         Some((_, text)) => Err(Error::new(Kind::Other, String::from_utf8_lossy(text))),
-        None => Err(Error::new(Kind::Other, "clean up: the one who did it was killed; run delete again")),
+        None => Err(Error::new(
+            Kind::Other,
+            "clean up: the one who did it was killed; run delete again",
+        )),
     }
 }
 
@@ -104,7 +118,11 @@ fn work(config: &Config, flags: &Flags, pipe: OwnedFd) {
         // The pipe closes without a word, which the parent tells.
         return;
     }
-    let Ok(runtime) = Builder::new_current_thread().enable_all().max_blocking_threads(2).build() else {
+    let Ok(runtime) = Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(2)
+        .build()
+    else {
         return;
     };
     let mut pipe = Some(pipe);
@@ -120,7 +138,12 @@ fn work(config: &Config, flags: &Flags, pipe: OwnedFd) {
     };
     runtime.block_on(async {
         let cleaner = match Reaper::start() {
-            Ok(reaper) => Cleaner { config, namespace: &flags.namespace, id: &flags.id, reaper },
+            Ok(reaper) => Cleaner {
+                config,
+                namespace: &flags.namespace,
+                id: &flags.id,
+                reaper,
+            },
             Err(e) => return tell(Err(e)),
         };
         let owner = cleaner.owner();
@@ -147,7 +170,11 @@ fn work(config: &Config, flags: &Flags, pipe: OwnedFd) {
 fn detach(pipe: &OwnedFd) -> Result<()> {
     sys::fork::new_session().context(|| "start a session")?;
     sys::fd::close_from(&[pipe.as_raw_fd()]);
-    let null = OpenOptions::new().read(true).write(true).open("/dev/null").context(|| "open /dev/null")?;
+    let null = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .context(|| "open /dev/null")?;
     dup2_stdin(&null).context(|| "put /dev/null on standard input")?;
     dup2_stdout(&null).context(|| "put /dev/null on standard output")?;
     dup2_stderr(&null).context(|| "put /dev/null on standard error")
@@ -188,7 +215,9 @@ impl Cleaner<'_> {
         let pods = record::list(self.config, Some(self.namespace));
         pods.into_iter()
             .find_map(|found| match found {
-                Found::Record(record) if record.containers.contains_key(self.id) => Some(Owner::Container(record)),
+                Found::Record(record) if record.containers.contains_key(self.id) => {
+                    Some(Owner::Container(record))
+                }
                 _ => None,
             })
             .unwrap_or(Owner::Unknown)
@@ -204,7 +233,11 @@ impl Cleaner<'_> {
         if !record.is_supervised() {
             return Asked::Nobody;
         }
-        let done = if whole { self.ask_pod(record).await } else { self.ask_container(&record.address).await };
+        let done = if whole {
+            self.ask_pod(record).await
+        } else {
+            self.ask_container(&record.address).await
+        };
         match done {
             Ok(deleted) if whole => Asked::Leaving(deleted),
             Ok(deleted) => Asked::Done(deleted),
@@ -219,17 +252,34 @@ impl Cleaner<'_> {
         if record.state == record::State::TaskOnly {
             // The pod is a group of containers; the one called like the group goes, and the supervisor with the last.
             let deleted = self.ask_container(&record.address).await?;
-            let request = ShutdownRequest { id: self.id.to_owned(), ..ShutdownRequest::default() };
+            let request = ShutdownRequest {
+                id: self.id.to_owned(),
+                ..ShutdownRequest::default()
+            };
             let client = Client::connect(&record.address).await?;
-            let shut = client.task().shutdown(client::context(Some(STEP_LIMIT)), &request).await;
-            return shut.map(|_| deleted).map_err(|e| client::from_ttrpc("shut down the task service", e));
+            let shut = client
+                .task()
+                .shutdown(client::context(Some(STEP_LIMIT)), &request)
+                .await;
+            return shut
+                .map(|_| deleted)
+                .map_err(|e| client::from_ttrpc("shut down the task service", e));
         }
-        let request = ShutdownSandboxRequest { sandbox_id: self.id.to_owned(), ..ShutdownSandboxRequest::default() };
+        let request = ShutdownSandboxRequest {
+            sandbox_id: self.id.to_owned(),
+            ..ShutdownSandboxRequest::default()
+        };
         let client = Client::connect(&record.address).await?;
-        let shut = client.sandbox().shutdown_sandbox(client::context(Some(STEP_LIMIT)), &request).await;
+        let shut = client
+            .sandbox()
+            .shutdown_sandbox(client::context(Some(STEP_LIMIT)), &request)
+            .await;
         shut.map_err(|e| client::from_ttrpc("shut down the sandbox", e))?;
         Ok(Deleted {
-            pid: record.infra.and_then(|infra| u32::try_from(infra.pid).ok()).unwrap_or(0),
+            pid: record
+                .infra
+                .and_then(|infra| u32::try_from(infra.pid).ok())
+                .unwrap_or(0),
             exit_status: record.exit_status.unwrap_or(KILLED),
             exited_at: record.exited_at.unwrap_or_else(now),
         })
@@ -241,15 +291,41 @@ impl Cleaner<'_> {
         let task = client.task();
         let limit = || client::context(Some(STEP_LIMIT / 3));
         let id = || self.id.to_owned();
-        let kill = KillRequest { id: id(), signal: libc::SIGKILL as u32, all: true, ..KillRequest::default() };
+        let kill = KillRequest {
+            id: id(),
+            signal: libc::SIGKILL as u32,
+            all: true,
+            ..KillRequest::default()
+        };
         // Gone, ended or never started: the deletion tells.
         let _ = task.kill(limit(), &kill).await;
-        let _ = task.wait(limit(), &WaitRequest { id: id(), ..WaitRequest::default() }).await;
-        match task.delete(limit(), &DeleteRequest { id: id(), ..DeleteRequest::default() }).await {
+        let _ = task
+            .wait(
+                limit(),
+                &WaitRequest {
+                    id: id(),
+                    ..WaitRequest::default()
+                },
+            )
+            .await;
+        match task
+            .delete(
+                limit(),
+                &DeleteRequest {
+                    id: id(),
+                    ..DeleteRequest::default()
+                },
+            )
+            .await
+        {
             Ok(response) => Ok(Deleted {
                 pid: response.pid,
                 exit_status: response.exit_status,
-                exited_at: response.exited_at.as_ref().and_then(system_time).map_or_else(now, clock::unix_nanos),
+                exited_at: response
+                    .exited_at
+                    .as_ref()
+                    .and_then(system_time)
+                    .map_or_else(now, clock::unix_nanos),
             }),
             Err(e) => match client::from_ttrpc("delete the container", e) {
                 gone if gone.is_gone() => Ok(killed(0)),
@@ -261,8 +337,12 @@ impl Cleaner<'_> {
     /// Waits until the supervisor has left; one that neither leaves nor answers is killed. False: it lives and answers,
     /// so it is at work and the pod is its business.
     async fn see_off(&self, owner: &Owner) -> bool {
-        let (Owner::Pod(record) | Owner::Container(record)) = owner else { return true };
-        let Some(supervisor) = record.supervisor else { return true };
+        let (Owner::Pod(record) | Owner::Container(record)) = owner else {
+            return true;
+        };
+        let Some(supervisor) = record.supervisor else {
+            return true;
+        };
         if supervisor.wait_gone(LEAVE_LIMIT).await {
             return true;
         }
@@ -274,11 +354,18 @@ impl Cleaner<'_> {
     }
 
     async fn answers(&self, address: &str) -> bool {
-        let request = PingRequest { sandbox_id: self.id.to_owned(), ..PingRequest::default() };
+        let request = PingRequest {
+            sandbox_id: self.id.to_owned(),
+            ..PingRequest::default()
+        };
         let ping = async {
             let client = Client::connect(address).await?;
-            let pong = client.sandbox().ping_sandbox(client::context(Some(STEP_LIMIT)), &request).await;
-            pong.map(drop).map_err(|e| client::from_ttrpc("ping the supervisor", e))
+            let pong = client
+                .sandbox()
+                .ping_sandbox(client::context(Some(STEP_LIMIT)), &request)
+                .await;
+            pong.map(drop)
+                .map_err(|e| client::from_ttrpc("ping the supervisor", e))
         };
         match timeout(STEP_LIMIT, ping).await {
             Ok(Ok(())) => true,
@@ -310,7 +397,9 @@ impl Cleaner<'_> {
 
 /// Where a socket of this id may lie: on record, at the daemon's hash, behind the bundle's link, at our own hash.
 fn sockets(config: &Config, flags: &Flags, owner: &Owner) -> Vec<PathBuf> {
-    let at = |dir: Option<&Path>, address: &str| socket::path(config, dir, address, &flags.namespace, &flags.id);
+    let at = |dir: Option<&Path>, address: &str| {
+        socket::path(config, dir, address, &flags.namespace, &flags.id)
+    };
     let mut paths = vec![at(None, &flags.address), at(None, "")];
     if let Owner::Pod(record) = owner {
         paths.push(PathBuf::from(client::path_of(&record.address)));
@@ -325,7 +414,11 @@ fn sockets(config: &Config, flags: &Flags, owner: &Owner) -> Vec<PathBuf> {
 }
 
 fn killed(pid: i32) -> Deleted {
-    Deleted { pid: u32::try_from(pid).unwrap_or(0), exit_status: KILLED, exited_at: now() }
+    Deleted {
+        pid: u32::try_from(pid).unwrap_or(0),
+        exit_status: KILLED,
+        exited_at: now(),
+    }
 }
 
 fn now() -> u64 {
@@ -334,14 +427,20 @@ fn now() -> u64 {
 
 fn encode(deleted: Deleted) -> Result<Vec<u8>> {
     // 0 is "unknown": the daemon shows this time to people, and 1970 tells them nothing.
-    let at = if deleted.exited_at == 0 { now() } else { deleted.exited_at };
+    let at = if deleted.exited_at == 0 {
+        now()
+    } else {
+        deleted.exited_at
+    };
     let response = DeleteResponse {
         pid: deleted.pid,
         exit_status: deleted.exit_status,
         exited_at: Some(timestamp(clock::from_unix_nanos(at))).into(),
         ..DeleteResponse::default()
     };
-    response.write_to_bytes().map_err(|e| Error::caused(Kind::Other, "encode the answer of delete", e))
+    response
+        .write_to_bytes()
+        .map_err(|e| Error::caused(Kind::Other, "encode the answer of delete", e))
 }
 
 #[cfg(test)]
@@ -350,11 +449,23 @@ mod tests {
 
     #[test]
     fn an_answer_always_has_a_time() {
-        let response = DeleteResponse::parse_from_bytes(&encode(Deleted::default()).unwrap()).unwrap();
+        let response =
+            DeleteResponse::parse_from_bytes(&encode(Deleted::default()).unwrap()).unwrap();
         assert!(response.exited_at.seconds > 1_600_000_000);
-        let known = Deleted { pid: 7, exit_status: 3, exited_at: 5_000_000_001 };
+        let known = Deleted {
+            pid: 7,
+            exit_status: 3,
+            exited_at: 5_000_000_001,
+        };
         let response = DeleteResponse::parse_from_bytes(&encode(known).unwrap()).unwrap();
-        assert_eq!((response.pid, response.exit_status, response.exited_at.seconds), (7, 3, 5));
+        assert_eq!(
+            (
+                response.pid,
+                response.exit_status,
+                response.exited_at.seconds
+            ),
+            (7, 3, 5)
+        );
     }
 
     #[test]

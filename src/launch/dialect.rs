@@ -74,7 +74,15 @@ pub fn daemon_major(runtime_root: &Path, executable: &Path) -> Option<u32> {
         return None;
     }
     let file = fs::metadata(executable).ok()?;
-    let key = format!("{}:{}:{}:{}.{}:{}", file.dev(), file.ino(), file.size(), file.mtime(), file.mtime_nsec(), file.ctime());
+    let key = format!(
+        "{}:{}:{}:{}.{}:{}",
+        file.dev(),
+        file.ino(),
+        file.size(),
+        file.mtime(),
+        file.mtime_nsec(),
+        file.ctime()
+    );
     let memory = runtime_root.join(MEMORY);
     let text = fs::read_to_string(&memory).unwrap_or_default();
     if let Some(known) = recall(&text, &key) {
@@ -94,12 +102,16 @@ fn parse_major(text: &str) -> Option<u32> {
         return None;
     }
     let version = words.nth(1)?;
-    let (major, _) = version.strip_prefix('v').unwrap_or(version).split_once('.')?;
+    let (major, _) = version
+        .strip_prefix('v')
+        .unwrap_or(version)
+        .split_once('.')?;
     major.parse().ok()
 }
 
 fn recall(text: &str, key: &str) -> Option<u32> {
-    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.parse().ok())
+    text.lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.parse().ok())
 }
 
 fn remember(memory: &Path, old: &str, key: &str, major: u32) -> std::io::Result<()> {
@@ -108,8 +120,14 @@ fn remember(memory: &Path, old: &str, key: &str, major: u32) -> std::io::Result<
     let mut temp = memory.as_os_str().to_owned();
     temp.push(OsStr::new(&format!(".{}", std::process::id())));
     let temp = PathBuf::from(temp);
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temp)?;
-    let written = file.write_all(format!("{}\n", lines.join("\n")).as_bytes()).and_then(|()| fs::rename(&temp, memory));
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temp)?;
+    let written = file
+        .write_all(format!("{}\n", lines.join("\n")).as_bytes())
+        .and_then(|()| fs::rename(&temp, memory));
     if written.is_err() {
         let _ = fs::remove_file(&temp);
     }
@@ -126,23 +144,79 @@ mod tests {
 
     #[test]
     fn each_caller_gets_its_dialect() {
-        let legacy = Signs { params: false, address: true, max_shim_version: Some("2") };
-        assert_eq!(choose(Signs { params: true, ..legacy }, never), Dialect::Protobuf);
-        assert_eq!(choose(Signs { address: false, ..legacy }, never), Dialect::Plain);
-        assert_eq!(choose(Signs { max_shim_version: None, ..legacy }, never), Dialect::Plain);
-        assert_eq!(choose(Signs { max_shim_version: Some("3"), ..legacy }, never), Dialect::Json(3));
+        let legacy = Signs {
+            params: false,
+            address: true,
+            max_shim_version: Some("2"),
+        };
+        assert_eq!(
+            choose(
+                Signs {
+                    params: true,
+                    ..legacy
+                },
+                never
+            ),
+            Dialect::Protobuf
+        );
+        assert_eq!(
+            choose(
+                Signs {
+                    address: false,
+                    ..legacy
+                },
+                never
+            ),
+            Dialect::Plain
+        );
+        assert_eq!(
+            choose(
+                Signs {
+                    max_shim_version: None,
+                    ..legacy
+                },
+                never
+            ),
+            Dialect::Plain
+        );
+        assert_eq!(
+            choose(
+                Signs {
+                    max_shim_version: Some("3"),
+                    ..legacy
+                },
+                never
+            ),
+            Dialect::Json(3)
+        );
         for (major, version) in [(Some(1), 2), (Some(2), 3), (Some(3), 3), (None, 2)] {
-            assert_eq!(choose(legacy, || major), Dialect::Json(version), "{major:?}");
+            assert_eq!(
+                choose(legacy, || major),
+                Dialect::Json(version),
+                "{major:?}"
+            );
         }
     }
 
     #[test]
     fn versions_of_real_daemons_are_read() {
         for (text, major) in [
-            ("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u1\n", Some(1)),
-            ("containerd github.com/containerd/containerd 1.7.24~ds1 1.7.24~ds1-6\n", Some(1)),
-            ("containerd github.com/containerd/containerd/v2 v2.1.9 abcdef\n", Some(2)),
-            ("containerd github.com/k3s-io/containerd v2.0.4-k3s2 \n", Some(2)),
+            (
+                "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u1\n",
+                Some(1),
+            ),
+            (
+                "containerd github.com/containerd/containerd 1.7.24~ds1 1.7.24~ds1-6\n",
+                Some(1),
+            ),
+            (
+                "containerd github.com/containerd/containerd/v2 v2.1.9 abcdef\n",
+                Some(2),
+            ),
+            (
+                "containerd github.com/k3s-io/containerd v2.0.4-k3s2 \n",
+                Some(2),
+            ),
             ("Docker version 28.5\n", None),
             ("containerd", None),
             ("", None),
@@ -156,7 +230,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let daemon = dir.path().join("containerd");
         let log = dir.path().join("asked");
-        let script = format!("#!/bin/sh\necho x >> {}\necho containerd github.com/x/x v2.1.9 r\n", log.display());
+        let script = format!(
+            "#!/bin/sh\necho x >> {}\necho containerd github.com/x/x v2.1.9 r\n",
+            log.display()
+        );
         fs::write(&daemon, script).unwrap();
         fs::set_permissions(&daemon, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         for _ in 0..3 {

@@ -103,14 +103,19 @@ pub fn parse<I: IntoIterator<Item = String>>(args: I) -> Result<Flags> {
         match target {
             Target::Text(place) => {
                 let value = inline.or_else(|| args.next());
-                *place(&mut flags) = value.ok_or_else(|| usage(&format!("flag -{name} needs a value")))?;
+                *place(&mut flags) =
+                    value.ok_or_else(|| usage(&format!("flag -{name} needs a value")))?;
             }
             // A switch never takes the next word; Go accepts exactly these spellings after '='.
             Target::Switch(place) => {
                 *place(&mut flags) = match inline.as_deref() {
                     None | Some("1" | "t" | "T" | "true" | "TRUE" | "True") => true,
                     Some("0" | "f" | "F" | "false" | "FALSE" | "False") => false,
-                    Some(other) => return Err(usage(&format!("flag -{name} is true or false, not {other:?}"))),
+                    Some(other) => {
+                        return Err(usage(&format!(
+                            "flag -{name} is true or false, not {other:?}"
+                        )));
+                    }
                 }
             }
         }
@@ -131,12 +136,17 @@ fn action(flags: &Flags, words: &[String]) -> Result<Action> {
         [word] if word == "start" => Ok(Action::Start),
         [word] if word == "delete" => Ok(Action::Delete),
         [word] => Err(usage(&format!("unknown action {word:?}"))),
-        [_, second, ..] => Err(usage(&format!("unexpected word {second:?} after the action"))),
+        [_, second, ..] => Err(usage(&format!(
+            "unexpected word {second:?} after the action"
+        ))),
     }
 }
 
 fn usage(what: &str) -> Error {
-    Error::new(Kind::Invalid, format!("read the command line: {what}; {USAGE}"))
+    Error::new(
+        Kind::Invalid,
+        format!("read the command line: {what}; {USAGE}"),
+    )
 }
 
 #[cfg(test)]
@@ -152,9 +162,17 @@ mod tests {
         // 1.6, then 2.1's delete, then a daemon that is no containerd.
         let start = read("-namespace k8s.io -address /run/c.sock -publish-binary /usr/bin/containerd -id x start").unwrap();
         assert_eq!(start.action, Action::Start);
-        assert_eq!((start.namespace.as_str(), start.id.as_str(), start.debug), ("k8s.io", "x", false));
-        let delete = read("-namespace n -address a -publish-binary p -id x -bundle /b -debug delete").unwrap();
-        assert_eq!((delete.action, delete.bundle.as_str(), delete.debug), (Action::Delete, "/b", true));
+        assert_eq!(
+            (start.namespace.as_str(), start.id.as_str(), start.debug),
+            ("k8s.io", "x", false)
+        );
+        let delete =
+            read("-namespace n -address a -publish-binary p -id x -bundle /b -debug delete")
+                .unwrap();
+        assert_eq!(
+            (delete.action, delete.bundle.as_str(), delete.debug),
+            (Action::Delete, "/b", true)
+        );
         let other = read("-namespace default -id x start").unwrap();
         assert_eq!(other.address, "");
     }
@@ -162,7 +180,10 @@ mod tests {
     #[test]
     fn one_or_two_dashes_and_equals_signs_are_the_same() {
         let wanted = read("-namespace n -id a=b -debug start").unwrap();
-        for line in ["--namespace=n --id=a=b --debug start", "-namespace=n -id a=b -debug=true start"] {
+        for line in [
+            "--namespace=n --id=a=b --debug start",
+            "-namespace=n -id a=b -debug=true start",
+        ] {
             assert_eq!(read(line).unwrap(), wanted, "{line}");
         }
     }
@@ -170,19 +191,37 @@ mod tests {
     #[test]
     fn a_value_may_look_like_a_flag_or_be_empty() {
         assert_eq!(read("-id -rf start").unwrap().id, "-rf");
-        assert_eq!(parse(["-id".into(), String::new(), "start".into()]).unwrap().id, "");
+        assert_eq!(
+            parse(["-id".into(), String::new(), "start".into()])
+                .unwrap()
+                .id,
+            ""
+        );
     }
 
     #[test]
     fn queries_need_no_action_word() {
-        for (line, action) in [("-v", Action::Version), ("--version", Action::Version), ("-info", Action::Info)] {
+        for (line, action) in [
+            ("-v", Action::Version),
+            ("--version", Action::Version),
+            ("-info", Action::Info),
+        ] {
             assert_eq!(read(line).unwrap().action, action);
         }
     }
 
     #[test]
     fn what_is_not_understood_is_refused_with_the_usage() {
-        for line in ["-nope start", "-id", "stop", "start delete", "-debug=maybe start", "start -debug", "---id x", "-=x"] {
+        for line in [
+            "-nope start",
+            "-id",
+            "stop",
+            "start delete",
+            "-debug=maybe start",
+            "start -debug",
+            "---id x",
+            "-=x",
+        ] {
             let error = read(line).unwrap_err();
             assert!(error.to_string().contains("usage:"), "{line}: {error}");
         }

@@ -23,7 +23,10 @@ const FEATURES_LIMIT: Duration = Duration::from_secs(5);
 
 /// Prints the version for people.
 pub fn version() -> Result<ExitCode> {
-    let text = format!("containerd-shim-podvisor-v1:\n  Version:  {}\n  Runtime:  {NAME}\n", env!("CARGO_PKG_VERSION"));
+    let text = format!(
+        "containerd-shim-podvisor-v1:\n  Version:  {}\n  Runtime:  {NAME}\n",
+        env!("CARGO_PKG_VERSION")
+    );
     answer(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -33,11 +36,23 @@ pub fn info() -> Result<ExitCode> {
     let given = match bootstrap::read_stdin()? {
         input if input.is_empty() => None,
         input => Some(Any::parse_from_bytes(&input).map_err(|e| {
-            Error::caused(Kind::Invalid, "decode standard input as runtime options; send them, or nothing", e)
+            Error::caused(
+                Kind::Invalid,
+                "decode standard input as runtime options; send them, or nothing",
+                e,
+            )
         })?),
     };
-    let options = given.as_ref().map(Options::decode).transpose()?.unwrap_or_default();
-    let runtime = if options.binary.is_empty() { DEFAULT_RUNTIME } else { &options.binary };
+    let options = given
+        .as_ref()
+        .map(Options::decode)
+        .transpose()?
+        .unwrap_or_default();
+    let runtime = if options.binary.is_empty() {
+        DEFAULT_RUNTIME
+    } else {
+        &options.binary
+    };
     let bytes = describe(given, features(runtime))
         .write_to_bytes()
         .map_err(|e| Error::caused(Kind::Other, "encode the runtime's description", e))?;
@@ -46,12 +61,17 @@ pub fn info() -> Result<ExitCode> {
 }
 
 fn describe(options: Option<Any>, features: Option<Vec<u8>>) -> RuntimeInfo {
-    let version = RuntimeVersion { version: env!("CARGO_PKG_VERSION").to_owned(), ..RuntimeVersion::default() };
+    let version = RuntimeVersion {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..RuntimeVersion::default()
+    };
     RuntimeInfo {
         name: NAME.to_owned(),
         version: Some(version).into(),
         options: options.into(),
-        features: features.map(|json| any::raw(any::OCI_FEATURES, json)).into(),
+        features: features
+            .map(|json| any::raw(any::OCI_FEATURES, json))
+            .into(),
         ..RuntimeInfo::default()
     }
 }
@@ -72,7 +92,10 @@ mod tests {
         let given = any::raw(any::RUNC_OPTIONS, vec![0x48, 1]);
         let info = describe(Some(given.clone()), Some(b"{}".to_vec()));
         assert_eq!(info.options.as_ref(), Some(&given));
-        assert_eq!(info.features.type_url, "types.containerd.io/opencontainers/runtime-spec/1/features/Features");
+        assert_eq!(
+            info.features.type_url,
+            "types.containerd.io/opencontainers/runtime-spec/1/features/Features"
+        );
         assert!(describe(None, None).features.is_none());
     }
 

@@ -27,7 +27,9 @@ pub const NAME: &str = "io.containerd.podvisor.v1";
 
 /// `main` of containerd-shim-podvisor-v1.
 pub fn main() -> ExitCode {
-    let args = env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
+    let args = env::args_os()
+        .skip(1)
+        .map(|arg| arg.to_string_lossy().into_owned());
     match flags::parse(args).and_then(|flags| run(&flags)) {
         Ok(code) => code,
         Err(e) => {
@@ -51,7 +53,10 @@ fn run(flags: &Flags) -> Result<ExitCode> {
         }
         Action::None => Err(Error::new(
             Kind::Invalid,
-            format!("read the command line: no action was given; {}", flags::USAGE),
+            format!(
+                "read the command line: no action was given; {}",
+                flags::USAGE
+            ),
         )),
     }
 }
@@ -61,13 +66,19 @@ fn check(flags: &Flags) -> Result<()> {
     if flags.namespace.is_empty() || flags.id.is_empty() {
         return Err(Error::new(
             Kind::Invalid,
-            format!("read the command line: -namespace and -id are needed; {}", flags::USAGE),
+            format!(
+                "read the command line: -namespace and -id are needed; {}",
+                flags::USAGE
+            ),
         ));
     }
     crate::id::check("namespace", &flags.namespace)?;
     crate::id::check("id", &flags.id)?;
     if !nix::unistd::geteuid().is_root() {
-        return Err(Error::new(Kind::Denied, "start a pod: this needs root; run it as root or through the daemon"));
+        return Err(Error::new(
+            Kind::Denied,
+            "start a pod: this needs root; run it as root or through the daemon",
+        ));
     }
     Ok(())
 }
@@ -75,7 +86,9 @@ fn check(flags: &Flags) -> Result<()> {
 /// Writes all of an answer to standard output.
 fn answer(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(bytes).and_then(|()| out.flush()).context(|| "write the answer to standard output")
+    out.write_all(bytes)
+        .and_then(|()| out.flush())
+        .context(|| "write the answer to standard output")
 }
 
 /// One line on standard error; the daemon makes it the text of its own error.

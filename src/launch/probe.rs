@@ -51,7 +51,10 @@ pub fn ask(program: &OsStr, args: &[&str], limit: Duration) -> Result<Vec<u8>> {
     };
     let answer = answer.map_err(|e| e.within(what()))?;
     if !status.success() {
-        return Err(Error::new(Kind::Other, format!("{}: it ended with {status}", what())));
+        return Err(Error::new(
+            Kind::Other,
+            format!("{}: it ended with {status}", what()),
+        ));
     }
     Ok(answer)
 }
@@ -65,11 +68,19 @@ fn listen(child: &mut Child, end: Instant) -> Result<Vec<u8>> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        let ready = poll(&mut [PollFd::new(output.as_fd(), PollFlags::POLLIN)], timeout);
+        let ready = poll(
+            &mut [PollFd::new(output.as_fd(), PollFlags::POLLIN)],
+            timeout,
+        );
         match ready {
             Err(nix::errno::Errno::EINTR) => continue,
             Err(e) => return Err(Error::sys("wait for its answer", e)),
-            Ok(0) => return Err(Error::new(Kind::Deadline, "wait for its answer: it took too long")),
+            Ok(0) => {
+                return Err(Error::new(
+                    Kind::Deadline,
+                    "wait for its answer: it took too long",
+                ));
+            }
             Ok(_) => {}
         }
         match output.read(&mut chunk).context(|| "read its answer")? {
@@ -77,7 +88,10 @@ fn listen(child: &mut Child, end: Instant) -> Result<Vec<u8>> {
             n => answer.extend_from_slice(&chunk[..n]),
         }
         if answer.len() > ANSWER_MAX {
-            return Err(Error::new(Kind::Other, format!("read its answer: it is longer than {ANSWER_MAX} bytes")));
+            return Err(Error::new(
+                Kind::Other,
+                format!("read its answer: it is longer than {ANSWER_MAX} bytes"),
+            ));
         }
     }
 }
@@ -98,12 +112,22 @@ mod tests {
         let limit = Duration::from_secs(10);
         assert_eq!(ask("echo".as_ref(), &["hi"], limit).unwrap(), b"hi\n");
         assert!(ask("false".as_ref(), &[], limit).is_err());
-        assert_eq!(ask("/nonexistent/x".as_ref(), &[], limit).unwrap_err().kind(), Kind::NotFound);
+        assert_eq!(
+            ask("/nonexistent/x".as_ref(), &[], limit)
+                .unwrap_err()
+                .kind(),
+            Kind::NotFound
+        );
     }
 
     #[test]
     fn a_program_that_hangs_is_ended_at_the_bound() {
-        let error = ask("sh".as_ref(), &["-c", "sleep 60 & sleep 60"], Duration::from_millis(50)).unwrap_err();
+        let error = ask(
+            "sh".as_ref(),
+            &["-c", "sleep 60 & sleep 60"],
+            Duration::from_millis(50),
+        )
+        .unwrap_err();
         assert_eq!(error.kind(), Kind::Deadline);
     }
 }

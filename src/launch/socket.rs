@@ -39,7 +39,13 @@ pub enum Claim {
 /// Where the socket of `group` is: `<dir>/<sha256 of <daemon address>/<namespace>/<group>>`, the daemon's own scheme.
 ///
 /// `dir` as the daemon wishes, else the configured directory; without a daemon (`address` empty) our own.
-pub fn path(config: &Config, dir: Option<&Path>, address: &str, namespace: &str, group: &str) -> PathBuf {
+pub fn path(
+    config: &Config,
+    dir: Option<&Path>,
+    address: &str,
+    namespace: &str,
+    group: &str,
+) -> PathBuf {
     let own = config.runtime_root.join("s");
     let dir = match dir {
         Some(dir) => dir,
@@ -65,7 +71,10 @@ pub fn claim(path: &Path) -> Result<Claim> {
         ));
     }
     let Some(dir) = path.parent().filter(|dir| dir.is_absolute()) else {
-        return Err(Error::new(Kind::Invalid, format!("bind {}: give an absolute path", path.display())));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("bind {}: give an absolute path", path.display()),
+        ));
     };
     prepare_dir(dir)?;
     let _lock = lock(dir)?;
@@ -76,7 +85,9 @@ pub fn claim(path: &Path) -> Result<Claim> {
                 return Ok(Claim::Joined);
             }
             remove_socket(path)?;
-            bind(path).map(Claim::Ours).context(|| format!("bind {}", path.display()))
+            bind(path)
+                .map(Claim::Ours)
+                .context(|| format!("bind {}", path.display()))
         }
         Err(e) => Err(Error::io(format!("bind {}", path.display()), e)),
     }
@@ -91,7 +102,11 @@ pub fn remove_dead(path: &Path) -> Result<()> {
         return Ok(());
     }
     let _lock = lock(dir)?;
-    if client::is_live(path) { Ok(()) } else { remove_socket(path) }
+    if client::is_live(path) {
+        Ok(())
+    } else {
+        remove_socket(path)
+    }
 }
 
 /// Makes a directory that only we can enter, or checks that the one that is there is ours alone to write.
@@ -102,7 +117,11 @@ pub fn prepare_dir(dir: &Path) -> Result<()> {
     let what = || format!("use directory {}", dir.display());
     if let Some(parent) = dir.parent().filter(|parent| !parent.exists()) {
         // What lies above may be entered by others, as the daemon's own state directory.
-        DirBuilder::new().recursive(true).mode(0o711).create(parent).context(what)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o711)
+            .create(parent)
+            .context(what)?;
     }
     match DirBuilder::new().mode(0o700).create(dir) {
         Ok(()) => {}
@@ -116,11 +135,16 @@ pub fn prepare_dir(dir: &Path) -> Result<()> {
     }
     let uid = geteuid().as_raw();
     if found.uid() != uid {
-        return refused(&format!("it belongs to uid {} and not to uid {uid}; change its owner or choose another", found.uid()));
+        return refused(&format!(
+            "it belongs to uid {} and not to uid {uid}; change its owner or choose another",
+            found.uid()
+        ));
     }
     let mode = found.mode() & 0o7777;
     if mode & 0o022 != 0 {
-        return refused(&format!("others can write to it (mode {mode:04o}); run chmod 0700 on it"));
+        return refused(&format!(
+            "others can write to it (mode {mode:04o}); run chmod 0700 on it"
+        ));
     }
     Ok(())
 }
@@ -137,7 +161,10 @@ fn remove_socket(path: &Path) -> Result<()> {
     let what = || format!("remove the stale socket {}", path.display());
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => fs::remove_file(path).context(what),
-        Ok(_) => Err(Error::new(Kind::Exists, format!("{}: it is no socket; remove it by hand", what()))),
+        Ok(_) => Err(Error::new(
+            Kind::Exists,
+            format!("{}: it is no socket; remove it by hand", what()),
+        )),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(Error::io(what(), e)),
     }
@@ -153,7 +180,10 @@ fn lock(dir: &Path) -> Result<Flock<File>> {
             Ok(lock) => return Ok(lock),
             Err((back, Errno::EWOULDBLOCK | Errno::EINTR)) if Instant::now() < end => file = back,
             Err((_, Errno::EWOULDBLOCK)) => {
-                return Err(Error::new(Kind::Deadline, format!("{}: another start holds it; end that first", what())));
+                return Err(Error::new(
+                    Kind::Deadline,
+                    format!("{}: another start holds it; end that first", what()),
+                ));
             }
             Err((_, e)) => return Err(Error::sys(what(), e)),
         }
@@ -203,7 +233,13 @@ mod tests {
     #[test]
     fn the_name_is_the_daemons() {
         let config = Config::default();
-        let path = path(&config, None, "/run/containerd/containerd.sock", "k8s.io", "0123456789abcdef");
+        let path = path(
+            &config,
+            None,
+            "/run/containerd/containerd.sock",
+            "k8s.io",
+            "0123456789abcdef",
+        );
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
         assert!(name.starts_with("a1516fb9") && name.len() == 64, "{name}");
         assert_eq!(path.parent(), Some(Path::new("/run/containerd/s")));
@@ -217,12 +253,25 @@ mod tests {
         let wished = path(&config, Some(Path::new("/run/w")), "/a", "default", "x");
         assert_eq!(wished.parent(), Some(Path::new("/run/w")));
         // The longest legal namespace and id fit, because only their hash is in the path.
-        assert!(path(&config, None, "/a", &"n".repeat(76), &"i".repeat(76)).as_os_str().len() <= PATH_MAX);
+        assert!(
+            path(&config, None, "/a", &"n".repeat(76), &"i".repeat(76))
+                .as_os_str()
+                .len()
+                <= PATH_MAX
+        );
     }
 
     #[test]
     fn paths_are_cleaned_as_the_daemon_does() {
-        for (given, wanted) in [("/a//b/./c", "/a/b/c"), ("/a/../b", "/b"), ("/../a", "/a"), ("/", "/"), ("", "."), ("a/b/", "a/b"), ("../a", "../a")] {
+        for (given, wanted) in [
+            ("/a//b/./c", "/a/b/c"),
+            ("/a/../b", "/b"),
+            ("/../a", "/a"),
+            ("/", "/"),
+            ("", "."),
+            ("a/b/", "a/b"),
+            ("../a", "../a"),
+        ] {
             assert_eq!(clean(given), wanted);
         }
     }
@@ -231,7 +280,9 @@ mod tests {
     fn a_live_path_is_joined_and_a_dead_one_replaced() {
         let (_keep, dir) = directory();
         let path = dir.join("x");
-        let Claim::Ours(listener) = claim(&path).unwrap() else { panic!("bound by nobody") };
+        let Claim::Ours(listener) = claim(&path).unwrap() else {
+            panic!("bound by nobody")
+        };
         assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert!(matches!(claim(&path).unwrap(), Claim::Joined));
@@ -263,7 +314,10 @@ mod tests {
         assert_eq!(error.kind(), Kind::Invalid);
         let told = error.to_string();
         let length = format!("{} bytes", path.as_os_str().len());
-        assert!(told.contains(&length) && told.contains("limit is 107"), "{told}");
+        assert!(
+            told.contains(&length) && told.contains("limit is 107"),
+            "{told}"
+        );
         assert!(!path.parent().unwrap().exists());
     }
 

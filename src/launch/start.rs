@@ -31,7 +31,10 @@ use crate::spec::options::Options;
 use crate::sys;
 
 /// Annotations that name the group, first wins: the shim's own word, then the pod.
-const GROUP_ANNOTATIONS: [&str; 2] = ["io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id"];
+const GROUP_ANNOTATIONS: [&str; 2] = [
+    "io.containerd.runc.v2.group",
+    "io.kubernetes.cri.sandbox-id",
+];
 
 /// How long the supervisor may take to say that it serves.
 const READY_LIMIT: Duration = Duration::from_secs(30);
@@ -44,7 +47,12 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
     let config = Config::load()?;
     let bundle = env::current_dir().context(|| "find the bundle: start runs in it")?;
     let input = bootstrap::parse(&bootstrap::read_stdin()?, &flags.id, &flags.namespace)?;
-    let options = input.options.as_ref().map(Options::decode).transpose()?.unwrap_or_default();
+    let options = input
+        .options
+        .as_ref()
+        .map(Options::decode)
+        .transpose()?
+        .unwrap_or_default();
     let group = group(&bundle, &flags.id)?;
 
     let params = input.params.clone().unwrap_or_default();
@@ -65,7 +73,8 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
     let unlink = UnlinkOnDrop(Some(path.clone()));
     if env::var_os("SCHED_CORE").is_some_and(|v| !v.is_empty()) {
         // The child inherits the cookie; the daemon gave us a process group of our own.
-        sys::sched_core::create().context(|| "give the pod a core scheduling cookie (SCHED_CORE is set)")?;
+        sys::sched_core::create()
+            .context(|| "give the pod a core scheduling cookie (SCHED_CORE is set)")?;
     }
     let (alive_read, alive_write) = pipe2(OFlag::O_CLOEXEC).context(|| "make a pipe")?;
     let (ready_read, ready_write) = pipe2(OFlag::O_CLOEXEC).context(|| "make a pipe")?;
@@ -105,7 +114,9 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
     write_address(&bundle, &address)?;
     answer(&reply)?;
     // From here on the supervisor stays, whatever happens to this process.
-    File::from(alive_write).write_all(b"1").context(|| "tell the supervisor that its address is known")?;
+    File::from(alive_write)
+        .write_all(b"1")
+        .context(|| "tell the supervisor that its address is known")?;
     child.disarm();
     unlink.disarm();
     Ok(ExitCode::SUCCESS)
@@ -125,10 +136,18 @@ fn group(bundle: &Path, id: &str) -> Result<String> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(id.to_owned()),
         Err(e) => return Err(Error::io(format!("read {}", path.display()), e)),
     };
-    let head: Head = serde_json::from_slice(&bytes)
-        .map_err(|e| Error::caused(Kind::Invalid, format!("read {}: it is cut off or damaged", path.display()), e))?;
+    let head: Head = serde_json::from_slice(&bytes).map_err(|e| {
+        Error::caused(
+            Kind::Invalid,
+            format!("read {}: it is cut off or damaged", path.display()),
+            e,
+        )
+    })?;
     let annotations = head.annotations.unwrap_or_default();
-    let named = GROUP_ANNOTATIONS.iter().find_map(|key| annotations.get(*key)).filter(|group| !group.is_empty());
+    let named = GROUP_ANNOTATIONS
+        .iter()
+        .find_map(|key| annotations.get(*key))
+        .filter(|group| !group.is_empty());
     match named {
         Some(group) => crate::id::check("group id", group).map(str::to_owned),
         None => Ok(id.to_owned()),
@@ -142,14 +161,19 @@ fn choose_dialect(config: &Config, flags: &Flags, input: &Input) -> Dialect {
         address: !flags.address.is_empty(),
         max_shim_version: max.as_deref(),
     };
-    dialect::choose(signs, || dialect::daemon_major(&config.runtime_root, Path::new(&flags.publish_binary)))
+    dialect::choose(signs, || {
+        dialect::daemon_major(&config.runtime_root, Path::new(&flags.publish_binary))
+    })
 }
 
 /// `unix://<path>`. A path that is no UTF-8 cannot be told to anybody.
 fn address_of(path: &Path) -> Result<String> {
     match path.to_str() {
         Some(text) => Ok(format!("unix://{text}")),
-        None => Err(Error::new(Kind::Invalid, format!("use socket path {}: it is not UTF-8", path.display()))),
+        None => Err(Error::new(
+            Kind::Invalid,
+            format!("use socket path {}: it is not UTF-8", path.display()),
+        )),
     }
 }
 
@@ -158,7 +182,10 @@ fn ttrpc_address(flags: &Flags, params: &Params) -> Option<String> {
     if flags.address.is_empty() && params.grpc_address.is_none() {
         return None;
     }
-    let told = params.ttrpc_address.clone().or_else(|| env::var("TTRPC_ADDRESS").ok());
+    let told = params
+        .ttrpc_address
+        .clone()
+        .or_else(|| env::var("TTRPC_ADDRESS").ok());
     told.filter(|address| !address.is_empty()).or_else(|| {
         let grpc = params.grpc_address.as_deref().unwrap_or(&flags.address);
         Some(format!("{grpc}.ttrpc"))
@@ -176,7 +203,10 @@ fn join_cgroup(path: &str, pid: i32) -> Result<()> {
     let what = || format!("move the supervisor into cgroup {path} (shim_cgroup)");
     let group = Group::new(&Layout::detect()?, path).context(what)?;
     if !group.exists() {
-        return Err(Error::new(Kind::NotFound, format!("{}: there is no such cgroup; create it first", what())));
+        return Err(Error::new(
+            Kind::NotFound,
+            format!("{}: there is no such cgroup; create it first", what()),
+        ));
     }
     group.add_process(pid).context(what)
 }
@@ -186,26 +216,45 @@ fn wait_ready(pipe: OwnedFd) -> Result<()> {
     let end = Instant::now() + READY_LIMIT;
     let mut pipe = File::from(pipe);
     loop {
-        let left = PollTimeout::try_from(end.saturating_duration_since(Instant::now())).unwrap_or(PollTimeout::MAX);
-        match poll(&mut [PollFd::new(std::os::fd::AsFd::as_fd(&pipe), PollFlags::POLLIN)], left) {
+        let left = PollTimeout::try_from(end.saturating_duration_since(Instant::now()))
+            .unwrap_or(PollTimeout::MAX);
+        match poll(
+            &mut [PollFd::new(
+                std::os::fd::AsFd::as_fd(&pipe),
+                PollFlags::POLLIN,
+            )],
+            left,
+        ) {
             Err(nix::errno::Errno::EINTR) => {}
             Err(e) => return Err(Error::sys("wait for the supervisor", e)),
             Ok(0) => {
-                let text = format!("wait for the supervisor: it did not serve within {} s", READY_LIMIT.as_secs());
+                let text = format!(
+                    "wait for the supervisor: it did not serve within {} s",
+                    READY_LIMIT.as_secs()
+                );
                 return Err(Error::new(Kind::Deadline, text));
             }
             Ok(_) => break,
         }
     }
     let mut first = [0];
-    match pipe.read(&mut first).context(|| "read the supervisor's word")? {
-        0 => Err(Error::new(Kind::Other, "start the supervisor: it ended before it served; see the daemon's log")),
+    match pipe
+        .read(&mut first)
+        .context(|| "read the supervisor's word")?
+    {
+        0 => Err(Error::new(
+            Kind::Other,
+            "start the supervisor: it ended before it served; see the daemon's log",
+        )),
         _ if first[0] == daemon::READY => Ok(()),
         _ => {
             let mut text = String::new();
             // The child ends after this, so the end comes.
             let _ = pipe.read_to_string(&mut text);
-            Err(Error::new(Kind::Other, format!("start the supervisor: {text}")))
+            Err(Error::new(
+                Kind::Other,
+                format!("start the supervisor: {text}"),
+            ))
         }
     }
 }
@@ -224,9 +273,10 @@ fn write_address(bundle: &Path, address: &str) -> Result<()> {
 /// `<bundle>/s`: leads `delete` to a socket directory of the daemon's choice.
 fn leave_link(bundle: &Path, dir: &Path) -> Result<()> {
     match symlink(dir, bundle.join("s")) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-            Err(Error::io(format!("link {} to {}", bundle.join("s").display(), dir.display()), e))
-        }
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(Error::io(
+            format!("link {} to {}", bundle.join("s").display(), dir.display()),
+            e,
+        )),
         _ => Ok(()),
     }
 }
@@ -288,8 +338,16 @@ mod tests {
             (None, "own"),
             (Some("{}"), "own"),
             (Some(r#"{"annotations":null}"#), "own"),
-            (Some(r#"{"annotations":{"io.kubernetes.cri.sandbox-id":"pod"}}"#), "pod"),
-            (Some(r#"{"annotations":{"io.kubernetes.cri.sandbox-id":"pod","io.containerd.runc.v2.group":"g"}}"#), "g"),
+            (
+                Some(r#"{"annotations":{"io.kubernetes.cri.sandbox-id":"pod"}}"#),
+                "pod",
+            ),
+            (
+                Some(
+                    r#"{"annotations":{"io.kubernetes.cri.sandbox-id":"pod","io.containerd.runc.v2.group":"g"}}"#,
+                ),
+                "g",
+            ),
         ] {
             assert_eq!(group_of(config).unwrap(), wanted, "{config:?}");
         }
@@ -297,15 +355,29 @@ mod tests {
 
     #[test]
     fn a_damaged_or_hostile_config_is_an_error() {
-        for config in ["", "{\"annotations\":{", r#"{"annotations":{"io.containerd.runc.v2.group":"../x"}}"#] {
-            assert_eq!(group_of(Some(config)).unwrap_err().kind(), Kind::Invalid, "{config}");
+        for config in [
+            "",
+            "{\"annotations\":{",
+            r#"{"annotations":{"io.containerd.runc.v2.group":"../x"}}"#,
+        ] {
+            assert_eq!(
+                group_of(Some(config)).unwrap_err().kind(),
+                Kind::Invalid,
+                "{config}"
+            );
         }
     }
 
     #[test]
     fn events_go_where_the_daemon_says() {
-        let flags = Flags { address: "/run/c.sock".into(), ..Flags::default() };
-        let told = Params { ttrpc_address: Some("/run/t".into()), ..Params::default() };
+        let flags = Flags {
+            address: "/run/c.sock".into(),
+            ..Flags::default()
+        };
+        let told = Params {
+            ttrpc_address: Some("/run/t".into()),
+            ..Params::default()
+        };
         assert_eq!(ttrpc_address(&flags, &told).as_deref(), Some("/run/t"));
         assert_eq!(ttrpc_address(&Flags::default(), &Params::default()), None);
     }
@@ -315,7 +387,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for address in ["unix:///a", "unix:///b"] {
             write_address(dir.path(), address).unwrap();
-            assert_eq!(fs::read_to_string(dir.path().join("address")).unwrap(), address);
+            assert_eq!(
+                fs::read_to_string(dir.path().join("address")).unwrap(),
+                address
+            );
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }

@@ -35,11 +35,18 @@ pub async fn orderly(
         warn!(step = "end", "requests are still unanswered; leaving them");
     }
     // A connection is counted until its last reply is written.
-    if timeout(CLOSE_LIMIT, connections.wait_for(|n| *n == 0)).await.is_err() {
+    if timeout(CLOSE_LIMIT, connections.wait_for(|n| *n == 0))
+        .await
+        .is_err()
+    {
         debug!(step = "end", "peers are still connected");
     }
     if timeout(EVENT_LIMIT, publisher.flush()).await.is_err() {
-        warn!(step = "end", left = publisher.len(), "events were not delivered");
+        warn!(
+            step = "end",
+            left = publisher.len(),
+            "events were not delivered"
+        );
     }
 }
 
@@ -59,7 +66,9 @@ impl SocketFile {
 
     /// Removes it, if it is still the same. Absent is done.
     pub fn remove(&self) {
-        let now = fs::symlink_metadata(&self.path).ok().map(|m| (m.dev(), m.ino()));
+        let now = fs::symlink_metadata(&self.path)
+            .ok()
+            .map(|m| (m.dev(), m.ino()));
         if now.is_none() || now != self.identity {
             return;
         }

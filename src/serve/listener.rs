@@ -34,7 +34,12 @@ pub struct Accept {
 impl Accept {
     /// Accepts from `listener`.
     pub fn new(listener: UnixListener) -> Self {
-        Self { listener, pause: None, next_pause: PAUSE_FIRST, count: Arc::new(watch::Sender::new(0)) }
+        Self {
+            listener,
+            pause: None,
+            next_pause: PAUSE_FIRST,
+            count: Arc::new(watch::Sender::new(0)),
+        }
     }
 
     /// How many connections live, now and as it changes.
@@ -45,7 +50,10 @@ impl Accept {
     fn back_off(&mut self, error: &io::Error) {
         // One line per burst: the first pause is short, and the next lines would say the same.
         if self.next_pause == PAUSE_FIRST {
-            warn!(step = "accept", "accept a connection: {error}; trying again");
+            warn!(
+                step = "accept",
+                "accept a connection: {error}; trying again"
+            );
         }
         self.pause = Some(Box::pin(sleep(self.next_pause)));
         self.next_pause = (self.next_pause * 2).min(PAUSE_MAX);
@@ -65,7 +73,10 @@ impl Stream for Accept {
                 Ok((stream, _)) => {
                     self.next_pause = PAUSE_FIRST;
                     if is_ours(&stream) {
-                        return Poll::Ready(Some(Ok(Counted::new(stream, Arc::clone(&self.count)))));
+                        return Poll::Ready(Some(Ok(Counted::new(
+                            stream,
+                            Arc::clone(&self.count),
+                        ))));
                     }
                 }
                 // The peer gave up before we came to it; there is nothing to wait for.
@@ -77,18 +88,23 @@ impl Stream for Accept {
     }
 }
 
-
-
 /// The directory keeps others out already; this holds when somebody loosens its mode.
 fn is_ours(stream: &UnixStream) -> bool {
     match stream.peer_cred() {
         Ok(peer) if peer.uid() == geteuid().as_raw() => true,
         Ok(peer) => {
-            warn!(step = "accept", uid = peer.uid(), "refuse a connection of another user");
+            warn!(
+                step = "accept",
+                uid = peer.uid(),
+                "refuse a connection of another user"
+            );
             false
         }
         Err(e) => {
-            warn!(step = "accept", "refuse a connection whose peer is unknown: {e}");
+            warn!(
+                step = "accept",
+                "refuse a connection whose peer is unknown: {e}"
+            );
             false
         }
     }
@@ -114,13 +130,21 @@ impl Drop for Counted {
 }
 
 impl AsyncRead for Counted {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
 impl AsyncWrite for Counted {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -158,7 +182,10 @@ mod tests {
         let mut accept = Accept::new(UnixListener::bind(&path).unwrap());
         let mut connections = accept.connections();
         let peer = UnixStream::connect(&path).await.unwrap();
-        let mut counted = poll_fn(|c| Pin::new(&mut accept).poll_next(c)).await.unwrap().unwrap();
+        let mut counted = poll_fn(|c| Pin::new(&mut accept).poll_next(c))
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!(*connections.borrow(), 1);
         drop(peer);
         assert_eq!(counted.read(&mut [0; 8]).await.unwrap(), 0);

@@ -65,7 +65,10 @@ pub struct Options {
 
 impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options").field("group", &self.group).field("socket", &self.socket).finish_non_exhaustive()
+        f.debug_struct("Options")
+            .field("group", &self.group)
+            .field("socket", &self.socket)
+            .finish_non_exhaustive()
     }
 }
 
@@ -103,14 +106,23 @@ async fn serve(options: Options) -> Result<()> {
     )?;
     let accept = accept(options.listener)?;
     let connections = accept.connections();
-    let mut server =
-        Server::new().register_service(service::all(pod.clone())).add_listener(Listener::new(accept));
-    server.start().await.map_err(|e| Error::caused(Kind::Other, "start the server", e))?;
+    let mut server = Server::new()
+        .register_service(service::all(pod.clone()))
+        .add_listener(Listener::new(accept));
+    server
+        .start()
+        .await
+        .map_err(|e| Error::caused(Kind::Other, "start the server", e))?;
     signals::spawn(pod.clone())?;
     if let Some(ready) = options.ready {
         ready();
     }
-    let leave = watchdog::watch(&pod, connections.clone(), options.watchdog, options.config.idle_timeout);
+    let leave = watchdog::watch(
+        &pod,
+        connections.clone(),
+        options.watchdog,
+        options.config.idle_timeout,
+    );
     tokio::select! {
         () = pod.ended() => info!(step = "end", "the pod is over"),
         why = leave => warn!(step = "end", "leave: {why}"),
@@ -121,6 +133,10 @@ async fn serve(options: Options) -> Result<()> {
 
 fn accept(listener: OwnedFd) -> Result<Accept> {
     let listener = StdListener::from(listener);
-    listener.set_nonblocking(true).context(|| "make the listener non-blocking")?;
-    UnixListener::from_std(listener).map(Accept::new).context(|| "watch the listener")
+    listener
+        .set_nonblocking(true)
+        .context(|| "make the listener non-blocking")?;
+    UnixListener::from_std(listener)
+        .map(Accept::new)
+        .context(|| "watch the listener")
 }

@@ -89,11 +89,20 @@ impl Publisher {
                     pause = PAUSE_FIRST;
                 }
                 Err(e) if is_final(&e) => {
-                    warn!(step = "publish", topic = envelope.topic, "the daemon refuses an event: {e}");
+                    warn!(
+                        step = "publish",
+                        topic = envelope.topic,
+                        "the daemon refuses an event: {e}"
+                    );
                     self.done(&envelope);
                 }
                 Err(e) => {
-                    debug!(step = "publish", topic = envelope.topic, left = self.len(), "{e}");
+                    debug!(
+                        step = "publish",
+                        topic = envelope.topic,
+                        left = self.len(),
+                        "{e}"
+                    );
                     if e.kind() == Kind::Gone {
                         connection = None;
                     }
@@ -110,8 +119,14 @@ impl Publisher {
 
     /// Takes the event out, unless the bound took it meanwhile.
     fn done(&self, envelope: &Arc<Envelope>) {
-        let Some(mut queue) = self.queue() else { return };
-        if queue.events.front().is_some_and(|first| Arc::ptr_eq(first, envelope)) {
+        let Some(mut queue) = self.queue() else {
+            return;
+        };
+        if queue
+            .events
+            .front()
+            .is_some_and(|first| Arc::ptr_eq(first, envelope))
+        {
             queue.events.pop_front();
         }
         self.length.send_replace(queue.events.len());
@@ -119,13 +134,17 @@ impl Publisher {
 
     fn queue(&self) -> Option<MutexGuard<'_, Queue>> {
         // A panic elsewhere left the queue as good as it was: each change is one step.
-        self.queue.as_ref().map(|queue| queue.lock().unwrap_or_else(PoisonError::into_inner))
+        self.queue
+            .as_ref()
+            .map(|queue| queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl Events for Publisher {
     fn publish(&self, topic: &'static str, event: Any) {
-        let Some(mut queue) = self.queue() else { return };
+        let Some(mut queue) = self.queue() else {
+            return;
+        };
         let envelope = Envelope {
             timestamp: Some(timestamp(SystemTime::now())).into(),
             namespace: self.namespace.clone(),
@@ -142,7 +161,9 @@ impl Events for Publisher {
 
 impl fmt::Debug for Publisher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Publisher").field("length", &self.len()).finish_non_exhaustive()
+        f.debug_struct("Publisher")
+            .field("length", &self.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -154,19 +175,30 @@ impl Queue {
             self.lost += 1;
             // Told at 1, 2, 4, 8, …: a daemon that is away for a day must not fill the log.
             if self.lost.is_power_of_two() {
-                warn!(step = "publish", lost = self.lost, "the daemon takes no events; the oldest are dropped");
+                warn!(
+                    step = "publish",
+                    lost = self.lost,
+                    "the daemon takes no events; the oldest are dropped"
+                );
             }
         }
         self.events.push_back(envelope);
     }
 }
 
-async fn forward(connection: &mut Option<Client>, address: &str, envelope: &Envelope) -> Result<()> {
+async fn forward(
+    connection: &mut Option<Client>,
+    address: &str,
+    envelope: &Envelope,
+) -> Result<()> {
     let client = match connection {
         Some(client) => client.clone(),
         None => connection.insert(Client::connect(address).await?).clone(),
     };
-    let request = ForwardRequest { envelope: Some(envelope.clone()).into(), ..ForwardRequest::default() };
+    let request = ForwardRequest {
+        envelope: Some(envelope.clone()).into(),
+        ..ForwardRequest::default()
+    };
     client
         .events()
         .forward(client::context(Some(TRY_LIMIT)), &request)
@@ -177,7 +209,10 @@ async fn forward(connection: &mut Option<Client>, address: &str, envelope: &Enve
 
 /// Errors that another try would meet again.
 fn is_final(error: &Error) -> bool {
-    matches!(error.kind(), Kind::Invalid | Kind::Unsupported | Kind::NotFound | Kind::Denied)
+    matches!(
+        error.kind(),
+        Kind::Invalid | Kind::Unsupported | Kind::NotFound | Kind::Denied
+    )
 }
 
 fn is_exit(envelope: &Envelope) -> bool {
@@ -200,7 +235,10 @@ mod tests {
     #[async_trait]
     impl EventsService for Daemon {
         async fn forward(&self, _: &TtrpcContext, request: ForwardRequest) -> ttrpc::Result<Empty> {
-            self.0.lock().unwrap().push(request.envelope.unwrap_or_default());
+            self.0
+                .lock()
+                .unwrap()
+                .push(request.envelope.unwrap_or_default());
             Ok(Empty::default())
         }
     }
@@ -208,7 +246,10 @@ mod tests {
     async fn daemon(address: &str) -> (Arc<Daemon>, Server) {
         let daemon = Arc::new(Daemon::default());
         let services = create_events(Arc::clone(&daemon) as Arc<dyn EventsService + Send + Sync>);
-        let mut server = Server::new().bind(address).unwrap().register_service(services);
+        let mut server = Server::new()
+            .bind(address)
+            .unwrap()
+            .register_service(services);
         server.start().await.unwrap();
         (daemon, server)
     }
@@ -229,7 +270,10 @@ mod tests {
         let values: Vec<u8> = got.iter().map(|e| e.event.value[0]).collect();
         assert_eq!(values, (0..10).collect::<Vec<_>>());
         let first = &got[0];
-        assert_eq!((first.namespace.as_str(), first.topic.as_str()), ("k8s.io", "/tasks/start"));
+        assert_eq!(
+            (first.namespace.as_str(), first.topic.as_str()),
+            ("k8s.io", "/tasks/start")
+        );
         assert!(first.timestamp.seconds > 0);
     }
 
@@ -257,7 +301,10 @@ mod tests {
         let mut queue = Queue::default();
         let event = |name: &str, n: usize| {
             let event = any::raw(name, n.to_le_bytes().to_vec());
-            Arc::new(Envelope { event: Some(event).into(), ..Envelope::default() })
+            Arc::new(Envelope {
+                event: Some(event).into(),
+                ..Envelope::default()
+            })
         };
         queue.push(event(any::TASK_EXIT, 0));
         for n in 1..=QUEUE_MAX {

@@ -25,7 +25,11 @@ pub async fn watch(
     idle_timeout: f64,
 ) -> Reason {
     let is_unused = || pod.is_unused();
-    let idle = idle(is_unused, connections.clone(), Duration::from_secs_f64(idle_timeout));
+    let idle = idle(
+        is_unused,
+        connections.clone(),
+        Duration::from_secs_f64(idle_timeout),
+    );
     let orphaned = async {
         helper_died(helper).await;
         if !pod.is_unused() || *connections.borrow() > 0 {
@@ -51,7 +55,9 @@ async fn helper_died(helper: Option<OwnedFd>) {
 
 async fn read_word(pipe: OwnedFd) -> io::Result<usize> {
     // Sets it non-blocking; the other end has its own file description.
-    Receiver::from_owned_fd(set_nonblocking(pipe)?)?.read(&mut [0]).await
+    Receiver::from_owned_fd(set_nonblocking(pipe)?)?
+        .read(&mut [0])
+        .await
 }
 
 fn set_nonblocking(pipe: OwnedFd) -> io::Result<OwnedFd> {
@@ -61,7 +67,11 @@ fn set_nonblocking(pipe: OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Resolves when the pod has been unused, with nobody connected, for the whole of `limit`.
-async fn idle(is_unused: impl Fn() -> bool, mut connections: watch::Receiver<usize>, limit: Duration) {
+async fn idle(
+    is_unused: impl Fn() -> bool,
+    mut connections: watch::Receiver<usize>,
+    limit: Duration,
+) {
     loop {
         // A connection is a sign of life that costs no timer to wait for.
         let _ = connections.wait_for(|n| *n == 0).await;
@@ -99,9 +109,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_or_a_pod_keeps_it() {
         let count = watch::Sender::new(1);
-        assert!(timeout(LIMIT * 5, idle(|| true, count.subscribe(), LIMIT)).await.is_err());
+        assert!(
+            timeout(LIMIT * 5, idle(|| true, count.subscribe(), LIMIT))
+                .await
+                .is_err()
+        );
         count.send_replace(0);
-        assert!(timeout(LIMIT * 5, idle(|| false, count.subscribe(), LIMIT)).await.is_err());
+        assert!(
+            timeout(LIMIT * 5, idle(|| false, count.subscribe(), LIMIT))
+                .await
+                .is_err()
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -117,7 +135,11 @@ mod tests {
             std::future::pending::<()>().await;
         };
         tokio::select! { () = leave => {}, () = visit => {} }
-        assert!(start.elapsed() >= LIMIT + LIMIT / 2, "{:?}", start.elapsed());
+        assert!(
+            start.elapsed() >= LIMIT + LIMIT / 2,
+            "{:?}",
+            start.elapsed()
+        );
     }
 
     #[tokio::test]
@@ -125,7 +147,11 @@ mod tests {
         let (read, write) = pipe().unwrap();
         nix::unistd::write(&write, b"1").unwrap();
         drop(write);
-        assert!(timeout(Duration::from_millis(50), helper_died(Some(read))).await.is_err());
+        assert!(
+            timeout(Duration::from_millis(50), helper_died(Some(read)))
+                .await
+                .is_err()
+        );
         let (read, write) = pipe().unwrap();
         drop(write);
         helper_died(Some(read)).await;

@@ -57,11 +57,19 @@ impl Options {
         if any::is_nothing(options) {
             return Ok(Self::default());
         }
-        let bad = |e| Error::caused(Kind::Invalid, format!("decode runtime options {}", options.type_url), e);
+        let bad = |e| {
+            Error::caused(
+                Kind::Invalid,
+                format!("decode runtime options {}", options.type_url),
+                e,
+            )
+        };
         if let Some(runc) = any::unpack::<oci::Options>(options, any::RUNC_OPTIONS).map_err(bad)? {
             return Ok(from_runc(runc));
         }
-        if let Some(generic) = any::unpack::<runtimeoptions::Options>(options, any::RUNTIME_OPTIONS).map_err(bad)? {
+        if let Some(generic) =
+            any::unpack::<runtimeoptions::Options>(options, any::RUNTIME_OPTIONS).map_err(bad)?
+        {
             return from_generic(&generic);
         }
         Err(Error::new(
@@ -123,7 +131,10 @@ fn from_generic(generic: &runtimeoptions::Options) -> Result<Options> {
     let path = Path::new(&generic.config_path);
     let what = || format!("read runtime options from {}", path.display());
     if !path.is_absolute() {
-        return Err(Error::new(Kind::Invalid, format!("{}: give an absolute path", what())));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("{}: give an absolute path", what()),
+        ));
     }
     let mut text = Vec::new();
     File::open(path)
@@ -131,13 +142,19 @@ fn from_generic(generic: &runtimeoptions::Options) -> Result<Options> {
         .context(what)
         .map_err(|e| e.as_kind(Kind::Invalid))?;
     if text.len() as u64 > FILE_MAX {
-        return Err(Error::new(Kind::Invalid, format!("{}: it is longer than {FILE_MAX} bytes", what())));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("{}: it is longer than {FILE_MAX} bytes", what()),
+        ));
     }
     Options::from_toml(&text).context(what)
 }
 
 fn string(key: &str, value: &Value) -> Result<String> {
-    value.as_str().map(str::to_owned).ok_or_else(|| wrong(key, "a string"))
+    value
+        .as_str()
+        .map(str::to_owned)
+        .ok_or_else(|| wrong(key, "a string"))
 }
 
 fn boolean(key: &str, value: &Value) -> Result<bool> {
@@ -145,11 +162,17 @@ fn boolean(key: &str, value: &Value) -> Result<bool> {
 }
 
 fn number(key: &str, value: &Value) -> Result<u32> {
-    value.as_u64().and_then(|n| u32::try_from(n).ok()).ok_or_else(|| wrong(key, "a number from 0 to 4294967295"))
+    value
+        .as_u64()
+        .and_then(|n| u32::try_from(n).ok())
+        .ok_or_else(|| wrong(key, "a number from 0 to 4294967295"))
 }
 
 fn wrong(key: &str, wanted: &str) -> Error {
-    Error::new(Kind::Invalid, format!("read runtime option {key}: give {wanted}"))
+    Error::new(
+        Kind::Invalid,
+        format!("read runtime option {key}: give {wanted}"),
+    )
 }
 
 #[cfg(test)]
@@ -168,7 +191,11 @@ mod tests {
 
     #[test]
     fn no_options_have_three_spellings() {
-        for given in [Any::default(), any::raw(any::EMPTY, Vec::new()), any::raw("x.y/google.protobuf.Empty", Vec::new())] {
+        for given in [
+            Any::default(),
+            any::raw(any::EMPTY, Vec::new()),
+            any::raw("x.y/google.protobuf.Empty", Vec::new()),
+        ] {
             assert_eq!(Options::decode(&given).unwrap(), Options::default());
         }
     }
@@ -176,16 +203,29 @@ mod tests {
     #[test]
     fn the_table_never_becomes_a_cgroup_path() {
         let options = Options::decode(&generic("", "SystemdCgroup = true\n")).unwrap();
-        assert_eq!(options, Options { systemd_cgroup: true, ..Options::default() });
+        assert_eq!(
+            options,
+            Options {
+                systemd_cgroup: true,
+                ..Options::default()
+            }
+        );
     }
 
     #[test]
     fn runc_options_are_read_under_any_prefix() {
-        let runc = oci::Options { shim_cgroup: "/shims".into(), binary_name: "crun".into(), ..Default::default() };
+        let runc = oci::Options {
+            shim_cgroup: "/shims".into(),
+            binary_name: "crun".into(),
+            ..Default::default()
+        };
         let mut packed = any::pack(any::RUNC_OPTIONS, &runc).unwrap();
         packed.type_url = format!("types.googleapis.com/{}", any::RUNC_OPTIONS);
         let options = Options::decode(&packed).unwrap();
-        assert_eq!((options.shim_cgroup.as_str(), options.binary.as_str()), ("/shims", "crun"));
+        assert_eq!(
+            (options.shim_cgroup.as_str(), options.binary.as_str()),
+            ("/shims", "crun")
+        );
     }
 
     #[test]
@@ -208,15 +248,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("options.toml");
         std::fs::write(&path, "BinaryName = \"crun\"\n").unwrap();
-        let options = Options::decode(&generic(path.to_str().unwrap(), "BinaryName = \"runc\"")).unwrap();
+        let options =
+            Options::decode(&generic(path.to_str().unwrap(), "BinaryName = \"runc\"")).unwrap();
         assert_eq!(options.binary, "crun");
         std::fs::write(&path, " ".repeat(70_000)).unwrap();
         for bad in [path.to_str().unwrap(), "options.toml"] {
-            assert_eq!(Options::decode(&generic(bad, "")).unwrap_err().kind(), Kind::Invalid, "{bad}");
+            assert_eq!(
+                Options::decode(&generic(bad, "")).unwrap_err().kind(),
+                Kind::Invalid,
+                "{bad}"
+            );
         }
         let missing = Options::decode(&generic("/nonexistent/options.toml", "")).unwrap_err();
         assert_eq!(missing.kind(), Kind::Invalid);
-        assert!(missing.to_string().contains("/nonexistent/options.toml"), "{missing}");
+        assert!(
+            missing.to_string().contains("/nonexistent/options.toml"),
+            "{missing}"
+        );
     }
 
     #[test]
@@ -225,7 +273,10 @@ mod tests {
             (generic("", "IoUid = -1"), "IoUid"),
             (generic("", "SystemdCgroup = \"yes\""), "SystemdCgroup"),
             (generic("", "= ="), "TOML"),
-            (any::raw("some.other.Options", vec![1]), "some.other.Options"),
+            (
+                any::raw("some.other.Options", vec![1]),
+                "some.other.Options",
+            ),
             (any::raw(any::RUNC_OPTIONS, vec![0xff]), any::RUNC_OPTIONS),
         ] {
             let error = Options::decode(&any).unwrap_err();
