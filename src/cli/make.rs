@@ -117,7 +117,7 @@ async fn start(host: &Host, plan: &Plan, client: Client, id: &str, name: &str, s
         Ok(()) => {}
         Err(e) if e.kind() == Kind::Deadline => {
             let next = format!(
-                "{e}; the work goes on as pod {id}: run the same command with `--name {name}` to take it, \
+                "{e}; it is pod {id}: run the same command with `--name {name}` to take it, \
                  or `podvisor rm -f {name}` to remove it"
             );
             return Err(Failure::new(PODVISOR_FAILED, Error::new(Kind::Deadline, next)));

@@ -102,7 +102,7 @@ pub async fn connect(record: &Record) -> Result<Client> {
     if record.address.is_empty() || !record.is_supervised() {
         return Err(Error::new(
             Kind::Gone,
-            format!("reach the supervisor of pod {}: it has died; remove the pod with `podvisor rm -f`", label(record)),
+            format!("reach the supervisor of pod {0}: it has died; remove the pod with `podvisor rm {0}`", label(record)),
         ));
     }
     Client::connect(&record.address)
