@@ -58,7 +58,10 @@ impl Attach {
 
     /// Fifo of the workload's input; empty when it has none.
     pub fn stdin_path(&self) -> String {
-        self.stdin.as_ref().map(|_| text(&self.dir.join("stdin"))).unwrap_or_default()
+        self.stdin
+            .as_ref()
+            .map(|_| text(&self.dir.join("stdin")))
+            .unwrap_or_default()
     }
 
     /// Fifo of the workload's output.
@@ -72,11 +75,30 @@ impl Attach {
     }
 
     /// Copies until the process has ended; passes signals on; returns its exit code.
-    pub async fn follow(mut self, client: &Client, id: &str, exec_id: &str, signals: &mut Signals) -> Result<u8> {
-        let out = copy(self.stdout.try_clone().context(|| "share a fifo")?, own(io::stdout().as_fd()));
-        let err = copy(self.stderr.try_clone().context(|| "share a fifo")?, own(io::stderr().as_fd()));
-        let mut input = self.stdin.take().map(|fifo| copy_input(own(io::stdin().as_fd()), fifo));
-        let request = WaitRequest { id: id.to_owned(), exec_id: exec_id.to_owned(), ..Default::default() };
+    pub async fn follow(
+        mut self,
+        client: &Client,
+        id: &str,
+        exec_id: &str,
+        signals: &mut Signals,
+    ) -> Result<u8> {
+        let out = copy(
+            self.stdout.try_clone().context(|| "share a fifo")?,
+            own(io::stdout().as_fd()),
+        );
+        let err = copy(
+            self.stderr.try_clone().context(|| "share a fifo")?,
+            own(io::stderr().as_fd()),
+        );
+        let mut input = self
+            .stdin
+            .take()
+            .map(|fifo| copy_input(own(io::stdin().as_fd()), fifo));
+        let request = WaitRequest {
+            id: id.to_owned(),
+            exec_id: exec_id.to_owned(),
+            ..Default::default()
+        };
         let task = client.task();
         let wait = task.wait(client::context(None), &request);
         tokio::pin!(wait);
@@ -114,7 +136,8 @@ impl Attach {
     fn open(dir: PathBuf, stdin: bool) -> Result<Self> {
         let fifo = |name: &str, write: bool| {
             let path = dir.join(name);
-            mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR).context(|| format!("make fifo {}", path.display()))?;
+            mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR)
+                .context(|| format!("make fifo {}", path.display()))?;
             // Not blocking: a plain open waits for the other side. A writer alone would be refused (ENXIO), so it reads too.
             OpenOptions::new()
                 .read(true)
@@ -123,8 +146,17 @@ impl Attach {
                 .open(&path)
                 .context(|| format!("open fifo {}", path.display()))
         };
-        let stdin = if stdin { Some(fifo("stdin", true)?) } else { None };
-        Ok(Self { stdin, stdout: fifo("stdout", false)?, stderr: fifo("stderr", false)?, dir })
+        let stdin = if stdin {
+            Some(fifo("stdin", true)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            stdin,
+            stdout: fifo("stdout", false)?,
+            stderr: fifo("stderr", false)?,
+            dir,
+        })
     }
 }
 
@@ -141,9 +173,20 @@ pub struct Signals(Vec<(i32, Signal)>);
 impl Signals {
     /// Catches them from now on.
     pub fn catch() -> Result<Self> {
-        let numbers = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
+        let numbers = [
+            libc::SIGINT,
+            libc::SIGTERM,
+            libc::SIGHUP,
+            libc::SIGQUIT,
+            libc::SIGUSR1,
+            libc::SIGUSR2,
+        ];
         let caught = numbers.map(|n| signal(SignalKind::from_raw(n)).map(|s| (n, s)));
-        caught.into_iter().collect::<io::Result<Vec<_>>>().map(Self).context(|| "catch signals")
+        caught
+            .into_iter()
+            .collect::<io::Result<Vec<_>>>()
+            .map(Self)
+            .context(|| "catch signals")
     }
 
     /// The next one's number.
@@ -182,7 +225,10 @@ async fn kill(client: &Client, id: &str, exec_id: &str, number: i32) -> Result<(
         signal: u32::try_from(number).unwrap_or_default(),
         ..Default::default()
     };
-    let answer = client.task().kill(client::context(Some(CALL_LIMIT)), &request).await;
+    let answer = client
+        .task()
+        .kill(client::context(Some(CALL_LIMIT)), &request)
+        .await;
     match answer.map_err(|e| client::from_ttrpc("signal the container", e)) {
         Err(e) if e.is_gone() => Ok(()),
         other => other.map(drop),
@@ -207,7 +253,10 @@ fn copy(mut from: File, mut to: Option<File>) -> oneshot::Receiver<()> {
     thread::spawn(move || {
         let mut buffer = vec![0; 64 * 1024];
         while let Ok(n @ 1..) = read(&mut from, &mut buffer) {
-            if to.as_mut().is_some_and(|to| write(to, &buffer[..n]).is_err()) {
+            if to
+                .as_mut()
+                .is_some_and(|to| write(to, &buffer[..n]).is_err())
+            {
                 to = None;
             }
         }
@@ -239,7 +288,11 @@ fn read(from: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         ready(from, PollFlags::POLLIN)?;
         match from.read(buffer) {
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) => {}
             other => return other,
         }
     }
@@ -284,9 +337,15 @@ mod tests {
         let mode = fs::metadata(&attach.dir).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
         let to = dir.path().join("copy");
-        let mut done = copy(attach.stdout.try_clone().unwrap(), Some(File::create(&to).unwrap()));
+        let mut done = copy(
+            attach.stdout.try_clone().unwrap(),
+            Some(File::create(&to).unwrap()),
+        );
         assert!(done.try_recv().is_err());
-        let mut writer = OpenOptions::new().write(true).open(attach.stdout_path()).unwrap();
+        let mut writer = OpenOptions::new()
+            .write(true)
+            .open(attach.stdout_path())
+            .unwrap();
         writer.write_all(b"late").unwrap();
         drop(writer);
         done.blocking_recv().unwrap();
@@ -302,17 +361,26 @@ mod tests {
         let attach = Attach::make(dir.path(), false).unwrap();
         assert_eq!(attach.stdin_path(), "");
         // Written and closed before anybody reads: a workload may be that quick.
-        let mut writer = OpenOptions::new().write(true).open(attach.stderr_path()).unwrap();
+        let mut writer = OpenOptions::new()
+            .write(true)
+            .open(attach.stderr_path())
+            .unwrap();
         writer.write_all(b"text").unwrap();
         drop(writer);
         let to = dir.path().join("copy");
-        let done = copy(attach.stderr.try_clone().unwrap(), Some(File::create(&to).unwrap()));
+        let done = copy(
+            attach.stderr.try_clone().unwrap(),
+            Some(File::create(&to).unwrap()),
+        );
         done.blocking_recv().unwrap();
         assert_eq!(fs::read(&to).unwrap(), b"text");
     }
 
     #[test]
     fn statuses_fit_an_exit_code() {
-        assert_eq!((exit_code(0), exit_code(137), exit_code(4_000)), (0, 137, 255));
+        assert_eq!(
+            (exit_code(0), exit_code(137), exit_code(4_000)),
+            (0, 137, 255)
+        );
     }
 }

@@ -48,12 +48,22 @@ pub struct Workload {
 /// The root file system as an absolute path without links; it has to be a directory.
 pub fn check_rootfs(path: &Path) -> Result<PathBuf> {
     let next = "give a directory that holds the container's files with --rootfs";
-    let found = fs::canonicalize(path).map_err(|e| Error::io(format!("use rootfs {} ({next})", path.display()), e))?;
+    let found = fs::canonicalize(path)
+        .map_err(|e| Error::io(format!("use rootfs {} ({next})", path.display()), e))?;
     if !found.is_dir() {
-        return Err(Error::new(Kind::Invalid, format!("use rootfs {}: it is no directory; {next}", path.display())));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("use rootfs {}: it is no directory; {next}", path.display()),
+        ));
     }
     if found.to_str().is_none() {
-        return Err(Error::new(Kind::Invalid, format!("use rootfs {}: its path is no UTF-8; {next}", path.display())));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "use rootfs {}: its path is no UTF-8; {next}",
+                path.display()
+            ),
+        ));
     }
     Ok(found)
 }
@@ -64,11 +74,21 @@ pub fn log_path(dir: &Path, id: &str) -> PathBuf {
 }
 
 /// Creates and starts the container `id` in the pod.
-pub async fn start(host: &Host, client: &Client, pod: &Record, id: &str, work: &Workload, attach: Option<&Attach>) -> Result<(), Failure> {
+pub async fn start(
+    host: &Host,
+    client: &Client,
+    pod: &Record,
+    id: &str,
+    work: &Workload,
+    attach: Option<&Attach>,
+) -> Result<(), Failure> {
     let dir = host.pod_dir(&pod.id);
     let bundle = dir.join("bundles").join(id);
     if pod.containers.contains_key(id) || bundle.exists() {
-        return Err(Failure::no_such(Kind::Exists, format!("add container {id}: the pod has one with this name; choose another")));
+        return Err(Failure::no_such(
+            Kind::Exists,
+            format!("add container {id}: the pod has one with this name; choose another"),
+        ));
     }
     let log = log_path(&dir, id);
     let made = write_bundle(host, pod, id, work, &bundle, &log);
@@ -86,16 +106,34 @@ pub async fn start(host: &Host, client: &Client, pod: &Record, id: &str, work: &
 
 /// Task.Delete of a container (`exec_id` empty) or of an exec.
 pub async fn delete(client: &Client, id: &str, exec_id: &str) -> Result<()> {
-    let request = DeleteRequest { id: id.to_owned(), exec_id: exec_id.to_owned(), ..Default::default() };
-    let answer = client.task().delete(client::context(Some(DELETE_LIMIT)), &request).await;
-    answer.map(drop).map_err(|e| client::from_ttrpc(&format!("delete container {id}"), e))
+    let request = DeleteRequest {
+        id: id.to_owned(),
+        exec_id: exec_id.to_owned(),
+        ..Default::default()
+    };
+    let answer = client
+        .task()
+        .delete(client::context(Some(DELETE_LIMIT)), &request)
+        .await;
+    answer
+        .map(drop)
+        .map_err(|e| client::from_ttrpc(&format!("delete container {id}"), e))
 }
 
 /// Task.Start of a container (`exec_id` empty) or of an exec.
 pub async fn start_process(client: &Client, id: &str, exec_id: &str) -> Result<(), Failure> {
-    let request = StartRequest { id: id.to_owned(), exec_id: exec_id.to_owned(), ..Default::default() };
-    let answer = client.task().start(client::context(Some(CREATE_LIMIT)), &request).await;
-    answer.map(drop).map_err(|e| Failure::of_start(client::from_ttrpc("start the workload", e)))
+    let request = StartRequest {
+        id: id.to_owned(),
+        exec_id: exec_id.to_owned(),
+        ..Default::default()
+    };
+    let answer = client
+        .task()
+        .start(client::context(Some(CREATE_LIMIT)), &request)
+        .await;
+    answer
+        .map(drop)
+        .map_err(|e| Failure::of_start(client::from_ttrpc("start the workload", e)))
 }
 
 /// Removes a container that has ended: task, bundle, log.
@@ -125,8 +163,18 @@ pub fn log_files(dir: &Path, id: &str) -> Vec<PathBuf> {
     [rotated, log].into_iter().filter(|p| p.is_file()).collect()
 }
 
-async fn run(client: &Client, host: &Host, id: &str, bundle: &Path, log: &Path, attach: Option<&Attach>) -> Result<(), Failure> {
-    let options = Options { root: host.oci_root().display().to_string(), ..Default::default() };
+async fn run(
+    client: &Client,
+    host: &Host,
+    id: &str,
+    bundle: &Path,
+    log: &Path,
+    attach: Option<&Attach>,
+) -> Result<(), Failure> {
+    let options = Options {
+        root: host.oci_root().display().to_string(),
+        ..Default::default()
+    };
     let options = any::pack(any::RUNC_OPTIONS, &options)
         .map_err(|e| Error::caused(Kind::Invalid, "encode the runtime's options", e))?;
     let streams = log_uri(log, attach);
@@ -162,12 +210,33 @@ fn log_uri(log: &Path, attach: Option<&Attach>) -> String {
 /// %-encodes what has a meaning in an URI; the roots of our paths are the configuration's and may hold anything.
 fn encoded(path: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'/' | b'-' | b'_' | b'.' | b'~');
-    path.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+    path.bytes()
+        .map(|b| {
+            if plain(b) {
+                char::from(b).to_string()
+            } else {
+                format!("%{b:02X}")
+            }
+        })
+        .collect()
 }
 
-fn write_bundle(host: &Host, pod: &Record, id: &str, work: &Workload, bundle: &Path, log: &Path) -> Result<()> {
+fn write_bundle(
+    host: &Host,
+    pod: &Record,
+    id: &str,
+    work: &Workload,
+    bundle: &Path,
+    log: &Path,
+) -> Result<()> {
     // A supervisor that did not say where the pod's cgroup is gets the place the configuration names.
-    let parent = pod.cgroup.clone().unwrap_or_else(|| format!("{}/{}", host.config.cgroup_parent.trim_end_matches('/'), pod.id));
+    let parent = pod.cgroup.clone().unwrap_or_else(|| {
+        format!(
+            "{}/{}",
+            host.config.cgroup_parent.trim_end_matches('/'),
+            pod.id
+        )
+    });
     let config = spec::config(&Wish {
         rootfs: &work.rootfs.display().to_string(),
         args: &work.args,
@@ -192,8 +261,10 @@ fn write_bundle(host: &Host, pod: &Record, id: &str, work: &Workload, bundle: &P
         .mode(0o600)
         .open(&path)
         .context(|| format!("make {}", path.display()))?;
-    let text = serde_json::to_vec_pretty(&config).map_err(|e| Error::caused(Kind::Other, "write config.json", e))?;
-    file.write_all(&text).context(|| format!("write {}", path.display()))
+    let text = serde_json::to_vec_pretty(&config)
+        .map_err(|e| Error::caused(Kind::Other, "write config.json", e))?;
+    file.write_all(&text)
+        .context(|| format!("write {}", path.display()))
 }
 
 #[cfg(test)]
@@ -204,15 +275,27 @@ mod tests {
     fn a_rootfs_is_a_directory() {
         let dir = tempfile::tempdir().unwrap();
         assert!(check_rootfs(dir.path()).is_ok_and(|p| p.is_absolute()));
-        assert_eq!(check_rootfs(&dir.path().join("absent")).map_err(|e| e.kind()), Err(Kind::NotFound));
+        assert_eq!(
+            check_rootfs(&dir.path().join("absent")).map_err(|e| e.kind()),
+            Err(Kind::NotFound)
+        );
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
-        assert_eq!(check_rootfs(&file).map_err(|e| e.kind()), Err(Kind::Invalid));
+        assert_eq!(
+            check_rootfs(&file).map_err(|e| e.kind()),
+            Err(Kind::Invalid)
+        );
     }
 
     #[test]
     fn the_log_is_kept_with_and_without_an_audience() {
-        assert_eq!(log_uri(Path::new("/r/p/logs/c.log"), None), "podvisor-log:///r/p/logs/c.log");
-        assert_eq!(log_uri(Path::new("/a b/c?&%.log"), None), "podvisor-log:///a%20b/c%3F%26%25.log");
+        assert_eq!(
+            log_uri(Path::new("/r/p/logs/c.log"), None),
+            "podvisor-log:///r/p/logs/c.log"
+        );
+        assert_eq!(
+            log_uri(Path::new("/a b/c?&%.log"), None),
+            "podvisor-log:///a%20b/c%3F%26%25.log"
+        );
     }
 }

@@ -65,7 +65,9 @@ mod tests {
 
     #[test]
     fn one_failure_does_not_stop_the_others() {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
         let done = Rc::new(Cell::new(0));
         let targets = (0..40).map(|n| n.to_string()).collect();
         let count = Rc::clone(&done);
@@ -73,7 +75,11 @@ mod tests {
             let count = Rc::clone(&count);
             async move {
                 count.set(count.get() + 1);
-                if target == "3" { Err(Failure::no_such(Kind::NotFound, "x")) } else { Ok(()) }
+                if target == "3" {
+                    Err(Failure::no_such(Kind::NotFound, "x"))
+                } else {
+                    Ok(())
+                }
             }
         }));
         assert_eq!(ended.map_err(|f| f.code()), Err(1));

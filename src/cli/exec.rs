@@ -19,7 +19,9 @@ const EXEC_LIMIT: Duration = Duration::from_secs(30);
 
 /// Flags of `exec`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  podvisor exec web -- ps\n  podvisor exec -i web/log -- tee /tmp/x < file")]
+#[command(
+    after_help = "Example:\n  podvisor exec web -- ps\n  podvisor exec -i web/log -- tee /tmp/x < file"
+)]
 pub struct Args {
     /// Set a variable; KEY alone takes the value from here. May be repeated.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse::variable)]
@@ -62,7 +64,10 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
         .await
         .map_err(|e| Failure::of_start(client::from_ttrpc("start the command", e)))?;
     let code = match container::start_process(&client, &id, &exec_id).await {
-        Ok(()) => attach.follow(&client, &id, &exec_id, &mut signals).await.map_err(Failure::from),
+        Ok(()) => attach
+            .follow(&client, &id, &exec_id, &mut signals)
+            .await
+            .map_err(Failure::from),
         Err(failure) => Err(failure),
     };
     // It is forgotten with its container otherwise; the code is what was asked for.
@@ -73,8 +78,18 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
 /// The container's own process with our command, as JSON.
 fn process(path: &std::path::Path, args: &Args) -> Result<Vec<u8>, Failure> {
     let text = std::fs::read(path).context(|| format!("read {}", path.display()))?;
-    let invalid = || Error::new(Kind::Invalid, format!("read {}: it holds no process to take the settings from", path.display()));
+    let invalid = || {
+        Error::new(
+            Kind::Invalid,
+            format!(
+                "read {}: it holds no process to take the settings from",
+                path.display()
+            ),
+        )
+    };
     let config: Value = serde_json::from_slice(&text).map_err(|_| invalid())?;
-    let process = spec::exec_process(&config, &args.command, &args.env, args.workdir.as_deref()).ok_or_else(invalid)?;
-    serde_json::to_vec(&process).map_err(|e| Error::caused(Kind::Other, "write the process as JSON", e).into())
+    let process = spec::exec_process(&config, &args.command, &args.env, args.workdir.as_deref())
+        .ok_or_else(invalid)?;
+    serde_json::to_vec(&process)
+        .map_err(|e| Error::caused(Kind::Other, "write the process as JSON", e).into())
 }

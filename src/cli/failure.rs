@@ -24,7 +24,10 @@ pub struct Failure {
 impl Failure {
     /// Fails with `code` and says why.
     pub fn new(code: u8, error: Error) -> Self {
-        Self { code, error: Some(error) }
+        Self {
+            code,
+            error: Some(error),
+        }
     }
 
     /// The pod or container named is not there, or cannot do that now.
@@ -63,11 +66,18 @@ impl From<Error> for Failure {
 /// What runc, crun and youki write when execve of the workload fails; other texts are podvisor's or the runtime's own trouble.
 fn start_code(text: &str) -> u8 {
     let text = text.to_ascii_lowercase();
-    let missing = ["executable file not found", "not found in $path", "executable path not found"];
-    if missing.iter().any(|m| text.contains(m)) || (text.contains("exec") && text.contains("` not found")) {
+    let missing = [
+        "executable file not found",
+        "not found in $path",
+        "executable path not found",
+    ];
+    if missing.iter().any(|m| text.contains(m))
+        || (text.contains("exec") && text.contains("` not found"))
+    {
         return NOT_FOUND;
     }
-    let about_exec = text.contains("exec: \"") || text.contains("exec `") || text.contains("open executable");
+    let about_exec =
+        text.contains("exec: \"") || text.contains("exec `") || text.contains("open executable");
     if about_exec && text.contains("no such file or directory") {
         return NOT_FOUND;
     }
@@ -86,8 +96,14 @@ mod tests {
     fn runtimes_texts_become_the_shells_codes() {
         for (text, code) in [
             (r#"exec: "nope": executable file not found in $PATH"#, 127),
-            (r#"exec: "/bin/nope": stat /bin/nope: no such file or directory"#, 127),
-            ("executable file `nope` not found in $PATH: No such file or directory", 127),
+            (
+                r#"exec: "/bin/nope": stat /bin/nope: no such file or directory"#,
+                127,
+            ),
+            (
+                "executable file `nope` not found in $PATH: No such file or directory",
+                127,
+            ),
             ("open executable: No such file or directory", 127),
             (r#"exec: "/etc/passwd": permission denied"#, 126),
             (r#"exec: "/bin": is a directory: permission denied"#, 126),

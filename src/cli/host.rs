@@ -36,7 +36,9 @@ impl Host {
         if RESERVED.contains(&namespace) {
             return Err(Error::new(
                 Kind::Invalid,
-                format!("check namespace {namespace:?}: podvisor keeps other things under this name; choose another"),
+                format!(
+                    "check namespace {namespace:?}: podvisor keeps other things under this name; choose another"
+                ),
             ));
         }
         let config = Config::load()?;
@@ -50,7 +52,11 @@ impl Host {
         for root in [&config.runtime_root, &config.state_root] {
             check_owner(root)?;
         }
-        let host = Self { config: Arc::new(config), namespace: namespace.to_owned(), reaper: OnceCell::new() };
+        let host = Self {
+            config: Arc::new(config),
+            namespace: namespace.to_owned(),
+            reaper: OnceCell::new(),
+        };
         check_owner(&host.root())?;
         Ok(host)
     }
@@ -58,8 +64,16 @@ impl Host {
     /// A machine of its own below `dir`.
     #[cfg(test)]
     pub fn at(dir: &Path) -> Self {
-        let config = Config { runtime_root: dir.join("run"), state_root: dir.join("lib"), ..Config::default() };
-        Self { config: Arc::new(config), namespace: "default".to_owned(), reaper: OnceCell::new() }
+        let config = Config {
+            runtime_root: dir.join("run"),
+            state_root: dir.join("lib"),
+            ..Config::default()
+        };
+        Self {
+            config: Arc::new(config),
+            namespace: "default".to_owned(),
+            reaper: OnceCell::new(),
+        }
     }
 
     /// Directory of this namespace.
@@ -79,13 +93,19 @@ impl Host {
 
     /// The one reaper of this process, started when the first verb has to work without a supervisor.
     pub async fn reaper(&self) -> Result<&Reaper> {
-        self.reaper.get_or_try_init(|| async { Reaper::start() }).await
+        self.reaper
+            .get_or_try_init(|| async { Reaper::start() })
+            .await
     }
 }
 
 /// Makes a directory only root can enter, and the missing ones above it.
 pub fn private_dir(path: &Path) -> Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).context(|| format!("make directory {}", path.display()))
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .context(|| format!("make directory {}", path.display()))
 }
 
 /// A directory that exists must be root's (ours) and writable by nobody else.
@@ -101,13 +121,19 @@ fn check_owner(path: &Path) -> Result<()> {
     } else if found.uid() != own {
         format!("it belongs to user {} and not to user {own}", found.uid())
     } else if found.mode() & 0o022 != 0 {
-        format!("others may write to it (mode {:04o})", found.mode() & 0o7777)
+        format!(
+            "others may write to it (mode {:04o})",
+            found.mode() & 0o7777
+        )
     } else {
         return Ok(());
     };
     Err(Error::new(
         Kind::Denied,
-        format!("trust state directory {}: {trouble}; make it root's own with mode 0700", path.display()),
+        format!(
+            "trust state directory {}: {trouble}; make it root's own with mode 0700",
+            path.display()
+        ),
     ))
 }
 
@@ -124,7 +150,11 @@ mod tests {
         assert!(check_owner(dir.path()).is_ok());
         for mode in [0o777, 0o1777, 0o720] {
             set(mode);
-            assert_eq!(check_owner(dir.path()).map_err(|e| e.kind()), Err(Kind::Denied), "{mode:o}");
+            assert_eq!(
+                check_owner(dir.path()).map_err(|e| e.kind()),
+                Err(Kind::Denied),
+                "{mode:o}"
+            );
         }
         set(0o700);
         let file = dir.path().join("file");

@@ -34,7 +34,11 @@ pub struct Args {
 
 /// Runs the verb.
 pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
-    let found: Vec<Found> = args.pods.iter().map(|p| select::pod(host, p)).collect::<Result<_, _>>()?;
+    let found: Vec<Found> = args
+        .pods
+        .iter()
+        .map(|p| select::pod(host, p))
+        .collect::<Result<_, _>>()?;
     if args.stages {
         found.iter().for_each(stages);
         return Ok(0);
@@ -53,8 +57,15 @@ fn stages(found: &Found) {
         .stages
         .iter()
         .map(|s| {
-            let took = s.took_us.map_or_else(|| "under way".to_owned(), output::micros);
-            vec![s.name.clone(), output::micros(s.at_us), took, s.error.clone().unwrap_or_default()]
+            let took = s
+                .took_us
+                .map_or_else(|| "under way".to_owned(), output::micros);
+            vec![
+                s.name.clone(),
+                output::micros(s.at_us),
+                took,
+                s.error.clone().unwrap_or_default(),
+            ]
         })
         .collect();
     output::table(&["STAGE", "AT", "TOOK", "ERROR"], &rows);
@@ -63,8 +74,14 @@ fn stages(found: &Found) {
 async fn document(found: &Found) -> Result<Value> {
     let record = match found {
         Found::Record(record) => record,
-        Found::Broken { namespace, id, reason } => {
-            return Ok(json!({ "id": id, "namespace": namespace, "status": { "state": ps::UNRECOVERED, "reason": reason } }));
+        Found::Broken {
+            namespace,
+            id,
+            reason,
+        } => {
+            return Ok(
+                json!({ "id": id, "namespace": namespace, "status": { "state": ps::UNRECOVERED, "reason": reason } }),
+            );
         }
     };
     let mut document = to_object(record)?;
@@ -86,7 +103,11 @@ async fn status(record: &Record) -> Value {
 
 async fn ask(record: &Record) -> Result<Value> {
     let client = supervisor::connect(record).await?;
-    let request = SandboxStatusRequest { sandbox_id: record.id.clone(), verbose: true, ..Default::default() };
+    let request = SandboxStatusRequest {
+        sandbox_id: record.id.clone(),
+        verbose: true,
+        ..Default::default()
+    };
     let answer = client
         .sandbox()
         .sandbox_status(client::context(Some(LIMIT)), &request)
@@ -96,7 +117,12 @@ async fn ask(record: &Record) -> Result<Value> {
     let info: Map<String, Value> = answer
         .info
         .iter()
-        .map(|(key, text)| (key.clone(), serde_json::from_str(text).unwrap_or_else(|_| Value::from(text.as_str()))))
+        .map(|(key, text)| {
+            (
+                key.clone(),
+                serde_json::from_str(text).unwrap_or_else(|_| Value::from(text.as_str())),
+            )
+        })
         .collect();
     Ok(json!({ "state": answer.state, "pid": answer.pid, "info": info }))
 }

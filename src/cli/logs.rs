@@ -28,7 +28,10 @@ pub fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
     let (pod, id) = select::container(host, &args.target)?;
     let files = container::log_files(&host.pod_dir(&pod.id), &id);
     if files.is_empty() {
-        return Err(Failure::no_such(Kind::NotFound, format!("read the log of container {id}: there is none")));
+        return Err(Failure::no_such(
+            Kind::NotFound,
+            format!("read the log of container {id}: there is none"),
+        ));
     }
     let (mut out, mut err) = (BufWriter::new(io::stdout()), BufWriter::new(io::stderr()));
     for path in files {
@@ -43,7 +46,12 @@ pub fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn copy(mut log: impl BufRead, out: &mut impl Write, err: &mut impl Write, timestamps: bool) -> io::Result<()> {
+fn copy(
+    mut log: impl BufRead,
+    out: &mut impl Write,
+    err: &mut impl Write,
+    timestamps: bool,
+) -> io::Result<()> {
     let mut raw = Vec::new();
     // Whether the next part of (stdout, stderr) begins a line.
     let mut begins = [true, true];
@@ -53,7 +61,9 @@ fn copy(mut log: impl BufRead, out: &mut impl Write, err: &mut impl Write, times
             break;
         }
         // The last line may be cut by a crash, and a file that somebody else has written to may hold anything.
-        let Some(line) = log::parse(raw.strip_suffix(b"\n").unwrap_or(&raw)) else { continue };
+        let Some(line) = log::parse(raw.strip_suffix(b"\n").unwrap_or(&raw)) else {
+            continue;
+        };
         let stream = usize::from(line.stderr);
         // In order on a terminal that shows both: what was written to the other stream comes first.
         let to: &mut dyn Write = if line.stderr {

@@ -71,10 +71,16 @@ pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made
 }
 
 /// The name's pod is coming up, or waits to be taken: ask for the same pod by its id. The supervisor compares the requests.
-async fn join(host: &Host, plan: &Plan, name: &str, owner: &str, signals: &mut Signals) -> Result<Made, Failure> {
-    let joinable = record::read(&host.pod_dir(owner))
-        .ok()
-        .filter(|r| matches!(r.state, State::Created | State::Starting | State::Parked) && r.is_supervised());
+async fn join(
+    host: &Host,
+    plan: &Plan,
+    name: &str,
+    owner: &str,
+    signals: &mut Signals,
+) -> Result<Made, Failure> {
+    let joinable = record::read(&host.pod_dir(owner)).ok().filter(|r| {
+        matches!(r.state, State::Created | State::Starting | State::Parked) && r.is_supervised()
+    });
     let Some(record) = joinable else {
         return Err(names::taken(name, owner).into());
     };
@@ -102,7 +108,14 @@ async fn create(host: &Host, plan: &Plan, client: &Client, id: &str, name: &str)
     Ok(())
 }
 
-async fn start(host: &Host, plan: &Plan, client: Client, id: &str, name: &str, signals: &mut Signals) -> Result<Made, Failure> {
+async fn start(
+    host: &Host,
+    plan: &Plan,
+    client: Client,
+    id: &str,
+    name: &str,
+    signals: &mut Signals,
+) -> Result<Made, Failure> {
     let dir = host.pod_dir(id);
     let work = progress::watch(&dir, ask(&client, id, name, plan.timeout));
     let started = tokio::select! {
@@ -120,7 +133,10 @@ async fn start(host: &Host, plan: &Plan, client: Client, id: &str, name: &str, s
                 "{e}; it is pod {id}: run the same command with `--name {name}` to take it, \
                  or `podvisor rm -f {name}` to remove it"
             );
-            return Err(Failure::new(PODVISOR_FAILED, Error::new(Kind::Deadline, next)));
+            return Err(Failure::new(
+                PODVISOR_FAILED,
+                Error::new(Kind::Deadline, next),
+            ));
         }
         Err(e) => return Err(give_up(host, id, name, e.into()).await),
     }
@@ -133,13 +149,21 @@ async fn start(host: &Host, plan: &Plan, client: Client, id: &str, name: &str, s
 /// StartSandbox, and again when it says that the result has become ready for whoever asks next.
 async fn ask(client: &Client, id: &str, name: &str, limit: Duration) -> Result<()> {
     let end = Instant::now() + limit;
-    let request = StartSandboxRequest { sandbox_id: id.to_owned(), ..Default::default() };
+    let request = StartSandboxRequest {
+        sandbox_id: id.to_owned(),
+        ..Default::default()
+    };
     let mut tries = 0;
     loop {
         tries += 1;
         // Zero would mean no limit at all.
-        let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let answer = client.sandbox().start_sandbox(client::context(Some(left)), &request).await;
+        let left = end
+            .saturating_duration_since(Instant::now())
+            .max(Duration::from_millis(1));
+        let answer = client
+            .sandbox()
+            .start_sandbox(client::context(Some(left)), &request)
+            .await;
         let Err(e) = answer.map_err(|e| client::from_ttrpc(&format!("start pod {name}"), e)) else {
             return Ok(());
         };
@@ -152,7 +176,9 @@ async fn ask(client: &Client, id: &str, name: &str, limit: Duration) -> Result<(
 /// Removes what was made and hands the reason back; what could not be removed is told at once.
 async fn give_up(host: &Host, id: &str, name: &str, failure: Failure) -> Failure {
     if let Err(e) = remove::unfinished(host, id, name).await {
-        output::complain(format!("undo pod {name}: {e}; `podvisor rm -f {name}` tries again"));
+        output::complain(format!(
+            "undo pod {name}: {e}; `podvisor rm -f {name}` tries again"
+        ));
     }
     failure
 }

@@ -47,10 +47,20 @@ use crate::error::Error;
 
 /// Run pods without a daemon: each pod has one small supervisor of its own.
 #[derive(Debug, Parser)]
-#[command(name = "podvisor", version, arg_required_else_help = true, propagate_version = false)]
+#[command(
+    name = "podvisor",
+    version,
+    arg_required_else_help = true,
+    propagate_version = false
+)]
 struct Command {
     /// Namespace that pods are kept in, as containerd's namespaces.
-    #[arg(long, global = true, default_value = "default", value_name = "NAMESPACE")]
+    #[arg(
+        long,
+        global = true,
+        default_value = "default",
+        value_name = "NAMESPACE"
+    )]
     namespace: String,
     #[command(subcommand)]
     verb: Verb,
@@ -90,7 +100,11 @@ pub fn main() -> ExitCode {
             let asked = !e.use_stderr();
             // Printing help can only fail when nobody reads it.
             let _ = e.print();
-            return if asked { ExitCode::SUCCESS } else { ExitCode::from(PODVISOR_FAILED) };
+            return if asked {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::from(PODVISOR_FAILED)
+            };
         }
     };
     match act(command) {
@@ -147,16 +161,32 @@ mod tests {
 
     #[test]
     fn what_follows_the_command_is_the_commands() {
-        let parsed = Command::try_parse_from(["podvisor", "exec", "-e", "A=1", "web", "ls", "-e", "--json"]);
+        let parsed =
+            Command::try_parse_from(["podvisor", "exec", "-e", "A=1", "web", "ls", "-e", "--json"]);
         assert!(matches!(parsed.map(|c| c.verb), Ok(Verb::Exec(_))));
-        assert!(Command::try_parse_from(["podvisor", "run", "--rootfs", "/r", "--bogus", "x"]).is_err());
+        assert!(
+            Command::try_parse_from(["podvisor", "run", "--rootfs", "/r", "--bogus", "x"]).is_err()
+        );
     }
 
     #[test]
     fn a_command_that_looks_like_a_flag_needs_the_double_dash() {
-        let run = Command::try_parse_from(["podvisor", "run", "--rootfs", "/r", "--", "/bin/sh", "-c", "exit 7"]);
+        let run = Command::try_parse_from([
+            "podvisor", "run", "--rootfs", "/r", "--", "/bin/sh", "-c", "exit 7",
+        ]);
         assert!(run.is_ok());
-        let add = ["podvisor", "run", "--sandbox", "a", "--net", "none", "--rootfs", "/r", "--", "x"];
+        let add = [
+            "podvisor",
+            "run",
+            "--sandbox",
+            "a",
+            "--net",
+            "none",
+            "--rootfs",
+            "/r",
+            "--",
+            "x",
+        ];
         assert!(Command::try_parse_from(add).is_err());
         let both = ["podvisor", "run", "-d", "--rm", "--rootfs", "/r", "--", "x"];
         assert!(Command::try_parse_from(both).is_err());

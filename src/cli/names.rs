@@ -29,7 +29,9 @@ pub enum Reserved {
 /// `bytes` random bytes in hexadecimal.
 pub fn random_hex(bytes: usize) -> Result<String> {
     let mut buffer = vec![0; bytes];
-    File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut buffer)).context(|| "read /dev/urandom")?;
+    File::open("/dev/urandom")
+        .and_then(|mut f| f.read_exact(&mut buffer))
+        .context(|| "read /dev/urandom")?;
     Ok(buffer.iter().map(|b| format!("{b:02x}")).collect())
 }
 
@@ -56,14 +58,18 @@ pub fn reserve(host: &Host, name: &str, id: &str) -> Result<Reserved> {
     let path = dir.join(name);
     match read(&path)? {
         Some(owner) if owner == id => return Ok(Reserved::New),
-        Some(owner) if crate::id::check("pod id", &owner).is_ok() && host.pod_dir(&owner).is_dir() => {
+        Some(owner)
+            if crate::id::check("pod id", &owner).is_ok() && host.pod_dir(&owner).is_dir() =>
+        {
             return Ok(Reserved::Taken(owner));
         }
         _ => {}
     }
     // Whole or not at all: a command killed here must not leave an empty name. '.' may not begin a name.
     let fresh = dir.join(format!(".{id}"));
-    fs::write(&fresh, id).and_then(|()| fs::rename(&fresh, &path)).context(|| format!("write {}", path.display()))?;
+    fs::write(&fresh, id)
+        .and_then(|()| fs::rename(&fresh, &path))
+        .context(|| format!("write {}", path.display()))?;
     Ok(Reserved::New)
 }
 
@@ -105,7 +111,8 @@ fn directory(host: &Host) -> PathBuf {
 /// The directory itself is the lock, so that no file of ours outlives the last name.
 fn lock(dir: &Path) -> Result<Flock<File>> {
     let file = File::open(dir).context(|| format!("open {}", dir.display()))?;
-    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| Error::sys(format!("lock {}", dir.display()), e))
+    Flock::lock(file, FlockArg::LockExclusive)
+        .map_err(|(_, e)| Error::sys(format!("lock {}", dir.display()), e))
 }
 
 fn read(path: &Path) -> Result<Option<String>> {
@@ -122,7 +129,9 @@ pub fn taken(name: &str, owner: &str) -> Error {
     let short = owner.get(..12).unwrap_or(owner);
     Error::new(
         Kind::Exists,
-        format!("name the pod {name:?}: pod {short} has this name; choose another, or `podvisor rm -f {name}` first"),
+        format!(
+            "name the pod {name:?}: pod {short} has this name; choose another, or `podvisor rm -f {name}` first"
+        ),
     )
 }
 
@@ -146,11 +155,20 @@ mod tests {
         private_dir(&host.pod_dir("a1")).unwrap();
         private_dir(&host.pod_dir("b2")).unwrap();
         assert_eq!(reserve(&host, "web", "a1").unwrap(), Reserved::New);
-        assert_eq!(reserve(&host, "web", "b2").unwrap(), Reserved::Taken("a1".into()));
-        assert_eq!((lookup(&host, "web"), of(&host, "a1")), (Some("a1".into()), Some("web".into())));
+        assert_eq!(
+            reserve(&host, "web", "b2").unwrap(),
+            Reserved::Taken("a1".into())
+        );
+        assert_eq!(
+            (lookup(&host, "web"), of(&host, "a1")),
+            (Some("a1".into()), Some("web".into()))
+        );
         // Released by another: still taken. Pod gone without a release: free.
         release(&host, "web", "b2").unwrap();
-        assert_eq!(reserve(&host, "web", "b2").unwrap(), Reserved::Taken("a1".into()));
+        assert_eq!(
+            reserve(&host, "web", "b2").unwrap(),
+            Reserved::Taken("a1".into())
+        );
         fs::remove_dir(host.pod_dir("a1")).unwrap();
         assert_eq!(reserve(&host, "web", "b2").unwrap(), Reserved::New);
         release(&host, "web", "b2").unwrap();
@@ -166,7 +184,11 @@ mod tests {
         private_dir(&directory(&host)).unwrap();
         for junk in [&b""[..], b"..", b"\xff", b"/etc"] {
             fs::write(directory(&host).join("web"), junk).unwrap();
-            assert_eq!(reserve(&host, "web", "a1").unwrap(), Reserved::New, "{junk:?}");
+            assert_eq!(
+                reserve(&host, "web", "a1").unwrap(),
+                Reserved::New,
+                "{junk:?}"
+            );
         }
     }
 }

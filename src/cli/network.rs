@@ -31,25 +31,40 @@ pub fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
     let Verb::Ls { json } = args.verb;
     let pods = record::list(&host.config, None);
     let on = |name: &str| {
-        let uses = |f: &&Found| matches!(f, Found::Record(r) if r.network.ours && r.network.name == name);
+        let uses =
+            |f: &&Found| matches!(f, Found::Record(r) if r.network.ours && r.network.name == name);
         pods.iter().filter(uses).count()
     };
     let networks = network::list_confs(&host.config);
     if json {
-        let list: Vec<Value> =
-            networks.iter().map(|(name, path)| json!({ "name": name, "path": path, "pods": on(name) })).collect();
+        let list: Vec<Value> = networks
+            .iter()
+            .map(|(name, path)| json!({ "name": name, "path": path, "pods": on(name) }))
+            .collect();
         output::json(&list)?;
         return Ok(0);
     }
-    let rows: Vec<Vec<String>> =
-        networks.iter().map(|(name, path)| vec![name.clone(), on(name).to_string(), path.display().to_string()]).collect();
+    let rows: Vec<Vec<String>> = networks
+        .iter()
+        .map(|(name, path)| {
+            vec![
+                name.clone(),
+                on(name).to_string(),
+                path.display().to_string(),
+            ]
+        })
+        .collect();
     output::table(&["NAME", "PODS", "FILE"], &rows);
     let owing = NetworkRecord::list(&host.config)
         .into_iter()
-        .filter(|(space, id, network)| network.owes_del() && !host.config.sandbox_dir(space, id).exists())
+        .filter(|(space, id, network)| {
+            network.owes_del() && !host.config.sandbox_dir(space, id).exists()
+        })
         .count();
     if owing > 0 {
-        output::complain(format!("{owing} pods are gone whose networks have not been cleaned up yet"));
+        output::complain(format!(
+            "{owing} pods are gone whose networks have not been cleaned up yet"
+        ));
     }
     Ok(0)
 }

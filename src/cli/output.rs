@@ -27,7 +27,11 @@ pub fn json(value: &impl Serialize) -> Result<()> {
 
 /// `podvisor: …` on stderr.
 pub fn complain(text: impl Display) {
-    let _ = writeln!(io::stderr(), "podvisor: {}", printable(&text.to_string(), true));
+    let _ = writeln!(
+        io::stderr(),
+        "podvisor: {}",
+        printable(&text.to_string(), true)
+    );
 }
 
 /// Rows below a heading, columns as wide as their widest cell, two spaces between, none at the end.
@@ -63,15 +67,29 @@ fn span(age: Duration) -> String {
 }
 
 fn layout(heading: &[&str], rows: &[Vec<String>]) -> Vec<String> {
-    let cells: Vec<Vec<String>> = std::iter::once(heading.iter().map(|h| (*h).to_owned()).collect())
-        .chain(rows.iter().map(|row| row.iter().map(|c| printable(c, false)).collect()))
-        .collect();
-    let width = |i: usize| cells.iter().filter_map(|row: &Vec<String>| row.get(i)).map(|c| c.chars().count()).max();
+    let cells: Vec<Vec<String>> =
+        std::iter::once(heading.iter().map(|h| (*h).to_owned()).collect())
+            .chain(
+                rows.iter()
+                    .map(|row| row.iter().map(|c| printable(c, false)).collect()),
+            )
+            .collect();
+    let width = |i: usize| {
+        cells
+            .iter()
+            .filter_map(|row: &Vec<String>| row.get(i))
+            .map(|c| c.chars().count())
+            .max()
+    };
     let widths: Vec<usize> = (0..heading.len()).map(|i| width(i).unwrap_or(0)).collect();
     cells
         .iter()
         .map(|row| {
-            let padded: Vec<String> = row.iter().zip(&widths).map(|(cell, &w)| format!("{cell:<w$}")).collect();
+            let padded: Vec<String> = row
+                .iter()
+                .zip(&widths)
+                .map(|(cell, &w)| format!("{cell:<w$}"))
+                .collect();
             padded.join("  ").trim_end().to_owned()
         })
         .collect()
@@ -79,7 +97,15 @@ fn layout(heading: &[&str], rows: &[Vec<String>]) -> Vec<String> {
 
 /// Control characters would let a pod's name or a plugin's message drive the terminal.
 fn printable(text: &str, newlines: bool) -> String {
-    text.chars().map(|c| if c.is_control() && !(newlines && c == '\n') { '\u{fffd}' } else { c }).collect()
+    text.chars()
+        .map(|c| {
+            if c.is_control() && !(newlines && c == '\n') {
+                '\u{fffd}'
+            } else {
+                c
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -88,15 +114,30 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_control_characters_are_shown() {
-        let rows = vec![vec!["a".to_owned(), "x".to_owned()], vec!["longer\x1b".to_owned(), String::new()]];
-        assert_eq!(layout(&["ID", "NAME"], &rows), ["ID       NAME", "a        x", "longer\u{fffd}"]);
+        let rows = vec![
+            vec!["a".to_owned(), "x".to_owned()],
+            vec!["longer\x1b".to_owned(), String::new()],
+        ];
+        assert_eq!(
+            layout(&["ID", "NAME"], &rows),
+            ["ID       NAME", "a        x", "longer\u{fffd}"]
+        );
     }
 
     #[test]
     fn spans_have_at_most_two_units() {
-        for (s, text) in [(0, "0s"), (59, "59s"), (61, "1m1s"), (3_661, "1h1m"), (90_000, "1d1h")] {
+        for (s, text) in [
+            (0, "0s"),
+            (59, "59s"),
+            (61, "1m1s"),
+            (3_661, "1h1m"),
+            (90_000, "1d1h"),
+        ] {
             assert_eq!(span(Duration::from_secs(s)), text);
         }
-        assert_eq!((micros(1_234), micros(12_345_678)), ("1.234 ms".to_owned(), "12.345 s".to_owned()));
+        assert_eq!(
+            (micros(1_234), micros(12_345_678)),
+            ("1.234 ms".to_owned(), "12.345 s".to_owned())
+        );
     }
 }

@@ -70,18 +70,29 @@ pub struct Plan {
 /// Checks the flags against this machine.
 pub fn check(host: &Host, name: Option<String>, args: Args) -> Result<Plan> {
     if let Some(port) = parse::clash(&args.publish) {
-        return Err(Error::new(Kind::Invalid, format!("publish {port}: the port is given twice")));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("publish {port}: the port is given twice"),
+        ));
     }
     let net = network(&host.config, args.net.as_deref(), &args.publish)?;
     let program = supervisor::find()?;
-    Ok(Plan { name, net, ports: args.publish, timeout: args.timeout, program })
+    Ok(Plan {
+        name,
+        net,
+        ports: args.publish,
+        timeout: args.timeout,
+        program,
+    })
 }
 
 /// That an OCI runtime is there; which one is the supervisor's choice.
 pub fn check_runtime(config: &Config) -> Result<()> {
     let wanted = config.runtime.as_str();
     let there = match wanted {
-        "" => supervisor::in_path("crun").or_else(|| supervisor::in_path("runc")).is_some(),
+        "" => supervisor::in_path("crun")
+            .or_else(|| supervisor::in_path("runc"))
+            .is_some(),
         path if path.contains('/') => supervisor::is_executable(Path::new(path)),
         name => supervisor::in_path(name).is_some(),
     };
@@ -89,8 +100,12 @@ pub fn check_runtime(config: &Config) -> Result<()> {
         return Ok(());
     }
     let message = match wanted {
-        "" => "find an OCI runtime: neither crun nor runc is in PATH; install one of them".to_owned(),
-        other => format!("find OCI runtime {other:?}: it is not there; correct `runtime` in the configuration or install it"),
+        "" => {
+            "find an OCI runtime: neither crun nor runc is in PATH; install one of them".to_owned()
+        }
+        other => format!(
+            "find OCI runtime {other:?}: it is not there; correct `runtime` in the configuration or install it"
+        ),
     };
     Err(Error::new(Kind::NotFound, message))
 }
@@ -111,8 +126,16 @@ impl Plan {
         options.pid = cri::NamespaceMode::CONTAINER.into();
         match &self.net {
             Net::Host => options.network = cri::NamespaceMode::NODE.into(),
-            Net::Nothing => drop(config.annotations.insert(NETWORK_ANNOTATION.into(), NONE.into())),
-            Net::Named(net) => drop(config.annotations.insert(NETWORK_ANNOTATION.into(), net.clone())),
+            Net::Nothing => drop(
+                config
+                    .annotations
+                    .insert(NETWORK_ANNOTATION.into(), NONE.into()),
+            ),
+            Net::Named(net) => drop(
+                config
+                    .annotations
+                    .insert(NETWORK_ANNOTATION.into(), net.clone()),
+            ),
         }
         if self.net != Net::Host {
             config.hostname = hostname(name);
@@ -149,11 +172,17 @@ fn network(config: &Config, wanted: Option<&str>, ports: &[PortMapping]) -> Resu
         (None, _) => Ok(net),
         (Some(p), Net::Host) => Err(Error::new(
             Kind::Invalid,
-            format!("publish port {}: a pod on the host's network has the host's ports; leave --publish out", p.host_port),
+            format!(
+                "publish port {}: a pod on the host's network has the host's ports; leave --publish out",
+                p.host_port
+            ),
         )),
         (Some(p), _) => Err(Error::new(
             Kind::Invalid,
-            format!("publish port {}: a pod without a network cannot be reached; give it one with --net", p.host_port),
+            format!(
+                "publish port {}: a pod without a network cannot be reached; give it one with --net",
+                p.host_port
+            ),
         )),
     }
 }
@@ -162,12 +191,27 @@ fn network(config: &Config, wanted: Option<&str>, ports: &[PortMapping]) -> Resu
 fn check_plugins(config: &Config, conf: &NetworkConf, ports: &[PortMapping]) -> Result<()> {
     for plugin in &conf.plugins {
         let ipam = plugin.get("ipam").and_then(|i| i.get("type"));
-        for kind in [plugin.get("type"), ipam].into_iter().flatten().filter_map(|t| t.as_str()) {
+        for kind in [plugin.get("type"), ipam]
+            .into_iter()
+            .flatten()
+            .filter_map(|t| t.as_str())
+        {
             let named_well = !kind.is_empty() && !kind.contains('/');
-            if named_well && config.cni.plugin_dirs.iter().any(|d| supervisor::is_executable(&d.join(kind))) {
+            if named_well
+                && config
+                    .cni
+                    .plugin_dirs
+                    .iter()
+                    .any(|d| supervisor::is_executable(&d.join(kind)))
+            {
                 continue;
             }
-            let dirs: Vec<String> = config.cni.plugin_dirs.iter().map(|d| d.display().to_string()).collect();
+            let dirs: Vec<String> = config
+                .cni
+                .plugin_dirs
+                .iter()
+                .map(|d| d.display().to_string())
+                .collect();
             return Err(Error::new(
                 Kind::NotFound,
                 format!(
@@ -179,7 +223,10 @@ fn check_plugins(config: &Config, conf: &NetworkConf, ports: &[PortMapping]) -> 
             ));
         }
     }
-    let publishes = |p: &serde_json::Value| p.pointer("/capabilities/portMappings").and_then(serde_json::Value::as_bool);
+    let publishes = |p: &serde_json::Value| {
+        p.pointer("/capabilities/portMappings")
+            .and_then(serde_json::Value::as_bool)
+    };
     if !ports.is_empty() && !conf.plugins.iter().any(|p| publishes(p) == Some(true)) {
         return Err(Error::new(
             Kind::Invalid,
@@ -234,7 +281,13 @@ mod tests {
 
     fn plan(net: Net) -> Plan {
         let ports = vec![parse::port("127.0.0.1:53:5353/udp").unwrap()];
-        Plan { name: None, net, ports, timeout: Duration::from_secs(1), program: "/shim".into() }
+        Plan {
+            name: None,
+            net,
+            ports,
+            timeout: Duration::from_secs(1),
+            program: "/shim".into(),
+        }
     }
 
     #[test]
@@ -243,8 +296,17 @@ mod tests {
         let two = plan(Net::Named("web".into())).sandbox_config("default", "a1", "My_Pod");
         assert_eq!(one.write_to_bytes().unwrap(), two.write_to_bytes().unwrap());
         assert_eq!(one.hostname, "my-pod");
-        assert_eq!(one.annotations.get(NETWORK_ANNOTATION).map(String::as_str), Some("web"));
-        assert_eq!((one.port_mappings[0].host_port, one.port_mappings[0].protocol.value()), (53, 1));
+        assert_eq!(
+            one.annotations.get(NETWORK_ANNOTATION).map(String::as_str),
+            Some("web")
+        );
+        assert_eq!(
+            (
+                one.port_mappings[0].host_port,
+                one.port_mappings[0].protocol.value()
+            ),
+            (53, 1)
+        );
     }
 
     #[test]
@@ -254,7 +316,10 @@ mod tests {
         assert_eq!(options.network, cri::NamespaceMode::NODE.into());
         assert!(config.hostname.is_empty() && config.annotations.is_empty());
         let none = plan(Net::Nothing).sandbox_config("default", "a1", "p");
-        assert_eq!(none.annotations.get(NETWORK_ANNOTATION).map(String::as_str), Some("none"));
+        assert_eq!(
+            none.annotations.get(NETWORK_ANNOTATION).map(String::as_str),
+            Some("none")
+        );
     }
 
     #[test]
@@ -262,7 +327,10 @@ mod tests {
         let ports = [parse::port("1:2").unwrap()];
         for net in ["none", "host"] {
             assert!(network(&Config::default(), Some(net), &[]).is_ok());
-            assert_eq!(network(&Config::default(), Some(net), &ports).map_err(|e| e.kind()), Err(Kind::Invalid));
+            assert_eq!(
+                network(&Config::default(), Some(net), &ports).map_err(|e| e.kind()),
+                Err(Kind::Invalid)
+            );
         }
     }
 
@@ -279,7 +347,11 @@ mod tests {
         assert!(check_plugins(&config, &conf(json!([bridge])), &[]).is_ok());
         let ports = [parse::port("1:2").unwrap()];
         assert!(check_plugins(&config, &conf(json!([bridge])), &ports).is_err());
-        for bad in [json!([{"type": "portmap"}]), json!([{"type": "../bridge"}]), json!([{"type": "bridge", "ipam": {"type": "dhcp"}}])] {
+        for bad in [
+            json!([{"type": "portmap"}]),
+            json!([{"type": "../bridge"}]),
+            json!([{"type": "bridge", "ipam": {"type": "dhcp"}}]),
+        ] {
             let error = check_plugins(&config, &conf(bad), &[]).map_err(|e| e.kind());
             assert_eq!(error, Err(Kind::NotFound));
         }

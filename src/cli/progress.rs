@@ -68,8 +68,16 @@ mod tests {
 
     #[test]
     fn a_line_says_what_is_done_and_what_is_under_way() {
-        let stage = |name: &str, took_us| Stage { name: name.into(), at_us: 0, took_us, error: None };
-        let text = line(&[stage("netns", Some(812)), stage("cni-add", None)], Duration::from_millis(340));
+        let stage = |name: &str, took_us| Stage {
+            name: name.into(),
+            at_us: 0,
+            took_us,
+            error: None,
+        };
+        let text = line(
+            &[stage("netns", Some(812)), stage("cni-add", None)],
+            Duration::from_millis(340),
+        );
         assert_eq!(text, "netns 0.8 ms, cni-add … (0.3 s)");
     }
 }

@@ -40,7 +40,18 @@ pub fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
         }
     } else {
         let rows: Vec<Vec<String>> = shown.iter().map(|f| row(host, f)).collect();
-        output::table(&["POD ID", "NAME", "STATE", "AGE", "IP", "PORTS", "CONTAINERS"], &rows);
+        output::table(
+            &[
+                "POD ID",
+                "NAME",
+                "STATE",
+                "AGE",
+                "IP",
+                "PORTS",
+                "CONTAINERS",
+            ],
+            &rows,
+        );
     }
     Ok(0)
 }
@@ -71,13 +82,18 @@ pub fn port(port: &PortMapping) -> String {
         v6 if v6.contains(':') => format!("[{v6}]:"),
         v4 => format!("{v4}:"),
     };
-    format!("{at}{}->{}/{}", port.host_port, port.container_port, port.protocol)
+    format!(
+        "{at}{}->{}/{}",
+        port.host_port, port.container_port, port.protocol
+    )
 }
 
 /// Stopped and not ready pods; what is dead or unrecovered is shown always, because it needs somebody.
 fn is_over(found: &Found) -> bool {
     match found {
-        Found::Record(r) => r.is_supervised() && matches!(r.state, State::Stopped | State::NotReady),
+        Found::Record(r) => {
+            r.is_supervised() && matches!(r.state, State::Stopped | State::NotReady)
+        }
         Found::Broken { .. } => false,
     }
 }
@@ -90,7 +106,11 @@ fn id(found: &Found) -> &str {
 }
 
 fn running(record: &Record) -> usize {
-    record.containers.values().filter(|c| matches!(c.status, Status::Running | Status::Paused)).count()
+    record
+        .containers
+        .values()
+        .filter(|c| matches!(c.status, Status::Running | Status::Paused))
+        .count()
 }
 
 fn row(host: &Host, found: &Found) -> Vec<String> {
@@ -114,7 +134,17 @@ fn row(host: &Host, found: &Found) -> Vec<String> {
 }
 
 fn ports(record: &Record) -> String {
-    if is_released(record) { String::new() } else { record.network.ports.iter().map(port).collect::<Vec<_>>().join(",") }
+    if is_released(record) {
+        String::new()
+    } else {
+        record
+            .network
+            .ports
+            .iter()
+            .map(port)
+            .collect::<Vec<_>>()
+            .join(",")
+    }
 }
 
 /// The record keeps the addresses a pod has had; when it has stopped they may be another's.
@@ -130,7 +160,13 @@ fn address(record: &Record) -> String {
         return "host".to_owned();
     }
     let bare = |ip: &String| ip.split('/').next().unwrap_or_default().to_owned();
-    record.network.ips.iter().map(bare).collect::<Vec<_>>().join(",")
+    record
+        .network
+        .ips
+        .iter()
+        .map(bare)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 fn document(host: &Host, found: &Found) -> Value {
@@ -148,7 +184,11 @@ fn document(host: &Host, found: &Found) -> Value {
             "containers": r.containers.len(),
             "running": running(r),
         }),
-        Found::Broken { namespace, id, reason } => json!({
+        Found::Broken {
+            namespace,
+            id,
+            reason,
+        } => json!({
             "id": id,
             "name": names::of(host, id),
             "namespace": namespace,
@@ -164,7 +204,12 @@ mod tests {
 
     #[test]
     fn ports_read_from_the_host_to_the_pod() {
-        let mapping = |ip: &str| PortMapping { host_port: 80, container_port: 8080, protocol: "tcp".into(), host_ip: ip.into() };
+        let mapping = |ip: &str| PortMapping {
+            host_port: 80,
+            container_port: 8080,
+            protocol: "tcp".into(),
+            host_ip: ip.into(),
+        };
         assert_eq!(port(&mapping("")), "80->8080/tcp");
         assert_eq!(port(&mapping("10.0.0.1")), "10.0.0.1:80->8080/tcp");
         assert_eq!(port(&mapping("::1")), "[::1]:80->8080/tcp");

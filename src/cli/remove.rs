@@ -35,12 +35,19 @@ const STOP_MARGIN: Duration = Duration::from_secs(30);
 /// Stops the pod: synchronous, idempotent, bounded.
 pub async fn stop(host: &Host, record: &Record, grace: u32) -> Result<()> {
     let limit = Duration::from_secs(u64::from(grace)) + host.config.del_timeout() + STOP_MARGIN;
-    let request = StopSandboxRequest { sandbox_id: record.id.clone(), timeout_secs: grace, ..Default::default() };
+    let request = StopSandboxRequest {
+        sandbox_id: record.id.clone(),
+        timeout_secs: grace,
+        ..Default::default()
+    };
     let what = format!("stop pod {}", label(record));
     client::retry_closed(&record.address, |client| {
         let (request, what) = (request.clone(), what.clone());
         async move {
-            let answer = client.sandbox().stop_sandbox(client::context(Some(limit)), &request).await;
+            let answer = client
+                .sandbox()
+                .stop_sandbox(client::context(Some(limit)), &request)
+                .await;
             answer.map(drop).map_err(|e| client::from_ttrpc(&what, e))
         }
     })
@@ -73,7 +80,11 @@ pub async fn unfinished(host: &Host, id: &str, name: &str) -> Result<()> {
         // No supervisor got far enough to write a journal.
         Err(e) if e.is_gone() => forget(host, id, Some(name)),
         Err(e) => {
-            let found = Found::Broken { namespace: host.namespace.clone(), id: id.to_owned(), reason: e.to_string() };
+            let found = Found::Broken {
+                namespace: host.namespace.clone(),
+                id: id.to_owned(),
+                reason: e.to_string(),
+            };
             pod(host, &found, true).await
         }
     }
@@ -82,13 +93,22 @@ pub async fn unfinished(host: &Host, id: &str, name: &str) -> Result<()> {
 /// Without force only what has ended may be removed.
 pub fn check(host: &Host, found: &Found) -> Result<()> {
     let refuse = |name: &str, why: &str| {
-        Err(Error::new(Kind::State, format!("remove pod {name}: {why}, or remove it by force with `podvisor rm -f {name}`")))
+        Err(Error::new(
+            Kind::State,
+            format!("remove pod {name}: {why}, or remove it by force with `podvisor rm -f {name}`"),
+        ))
     };
     match found {
-        Found::Broken { id, .. } => refuse(&names::of(host, id).unwrap_or_else(|| id.clone()), "its record cannot be read, so that it is not known whether it runs: look at it"),
+        Found::Broken { id, .. } => refuse(
+            &names::of(host, id).unwrap_or_else(|| id.clone()),
+            "its record cannot be read, so that it is not known whether it runs: look at it",
+        ),
         Found::Record(r) if !r.is_supervised() => Ok(()),
         Found::Record(r) => match r.state {
-            State::Ready | State::TaskOnly => refuse(label(r), "it is running: stop it first with `podvisor stop`"),
+            State::Ready | State::TaskOnly => refuse(
+                label(r),
+                "it is running: stop it first with `podvisor stop`",
+            ),
             State::Starting | State::Parked => refuse(label(r), "it is being made: wait"),
             State::Created | State::NotReady | State::Stopped => Ok(()),
         },
@@ -104,17 +124,25 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
             _ => {}
         }
     }
-    let request = ShutdownSandboxRequest { sandbox_id: record.id.clone(), ..Default::default() };
+    let request = ShutdownSandboxRequest {
+        sandbox_id: record.id.clone(),
+        ..Default::default()
+    };
     let what = format!("shut down pod {}", label(record));
     let answer = client::retry_closed(&record.address, |client| {
         let (request, what) = (request.clone(), what.clone());
         async move {
-            let answer = client.sandbox().shutdown_sandbox(client::context(Some(SHUTDOWN_LIMIT)), &request).await;
+            let answer = client
+                .sandbox()
+                .shutdown_sandbox(client::context(Some(SHUTDOWN_LIMIT)), &request)
+                .await;
             answer.map(drop).map_err(|e| client::from_ttrpc(&what, e))
         }
     })
     .await;
-    let Some(own) = record.supervisor else { return Ok(()) };
+    let Some(own) = record.supervisor else {
+        return Ok(());
+    };
     match answer {
         Ok(()) => {
             // It may stay as the keeper of what it still owes; then it has closed its socket and needs nothing of ours.
@@ -124,7 +152,10 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
         Err(e) if ended(&e) && own.wait_gone(LEAVE_LIMIT).await => Ok(()),
         Err(e) if !force => Err(e),
         Err(e) => {
-            output::complain(format!("{e}; ending its supervisor (pid {}) and working from its journal", own.pid));
+            output::complain(format!(
+                "{e}; ending its supervisor (pid {}) and working from its journal",
+                own.pid
+            ));
             own.signal(libc::SIGKILL)?;
             own.wait_gone(LEAVE_LIMIT).await;
             Ok(())
@@ -135,7 +166,15 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
 /// The supervisor has died, or left without forgetting everything.
 async fn from_journal(host: &Host, id: &str, force: bool) -> Result<()> {
     let budget = host.config.del_timeout() + STOP_MARGIN;
-    match pod::rescue(&host.config, host.reaper().await?, &host.namespace, id, budget).await {
+    match pod::rescue(
+        &host.config,
+        host.reaper().await?,
+        &host.namespace,
+        id,
+        budget,
+    )
+    .await
+    {
         Ok(_) => Ok(()),
         Err(e) if e.is_gone() => Ok(()),
         Err(e) if force => {
@@ -152,11 +191,19 @@ fn owed(host: &Host, id: &str, force: bool) -> Result<()> {
     if !network.owes_del() {
         return Ok(());
     }
-    let what = format!("remove pod {id}: network clean-up pending, see {}", network.dir().display());
+    let what = format!(
+        "remove pod {id}: network clean-up pending, see {}",
+        network.dir().display()
+    );
     if !force {
-        return Err(Error::new(Kind::Busy, format!("{what}; try again, or remove the rest now with `podvisor rm -f`")));
+        return Err(Error::new(
+            Kind::Busy,
+            format!("{what}; try again, or remove the rest now with `podvisor rm -f`"),
+        ));
     }
-    output::complain(format!("{what}; the pod is gone, its addresses are not free until that has been done"));
+    output::complain(format!(
+        "{what}; the pod is gone, its addresses are not free until that has been done"
+    ));
     Ok(())
 }
 
@@ -166,7 +213,10 @@ fn forget(host: &Host, id: &str, name: Option<&str>) -> Result<()> {
     if let Some(mount) = mount_below(&dir)? {
         return Err(Error::new(
             Kind::State,
-            format!("remove {}: {mount} is still mounted in it; unmount that and try again", dir.display()),
+            format!(
+                "remove {}: {mount} is still mounted in it; unmount that and try again",
+                dir.display()
+            ),
         ));
     }
     remove_socket(host, &dir);
@@ -184,7 +234,9 @@ fn forget(host: &Host, id: &str, name: Option<&str>) -> Result<()> {
 /// The socket of a supervisor that was killed, when its record could not say where: `start` has left the address in the
 /// bundle. Only one of ours that nobody listens on.
 fn remove_socket(host: &Host, dir: &Path) {
-    let Ok(address) = fs::read_to_string(dir.join("bundle").join("address")) else { return };
+    let Ok(address) = fs::read_to_string(dir.join("bundle").join("address")) else {
+        return;
+    };
     let address = address.trim();
     let path = Path::new(address.strip_prefix("unix://").unwrap_or(address));
     if path.parent() == Some(&host.config.runtime_root.join("s")) && !client::is_live(path) {
@@ -193,7 +245,8 @@ fn remove_socket(host: &Host, dir: &Path) {
 }
 
 fn mount_below(dir: &Path) -> Result<Option<String>> {
-    let table = fs::read_to_string("/proc/self/mountinfo").map_err(|e| Error::io("read /proc/self/mountinfo", e))?;
+    let table = fs::read_to_string("/proc/self/mountinfo")
+        .map_err(|e| Error::io("read /proc/self/mountinfo", e))?;
     let root = format!("{}/", dir.display());
     // Field 5 is the mount point; ids hold nothing that the kernel would escape.
     let mut points = table.lines().filter_map(|l| l.split(' ').nth(4));

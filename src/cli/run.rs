@@ -22,7 +22,9 @@ const END_GRACE: u32 = 10;
 
 /// Flags of `run`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  podvisor run --rootfs /srv/web --publish 8080:80 -d --name web -- /bin/httpd -f -p 80")]
+#[command(
+    after_help = "Example:\n  podvisor run --rootfs /srv/web --publish 8080:80 -d --name web -- /bin/httpd -f -p 80"
+)]
 pub struct Args {
     /// Directory with the container's root file system.
     #[arg(long, value_name = "DIR")]
@@ -66,17 +68,35 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
     }
 }
 
-async fn fresh(host: &Host, args: Args, work: &Workload, signals: &mut Signals) -> Result<u8, Failure> {
+async fn fresh(
+    host: &Host,
+    args: Args,
+    work: &Workload,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
     let plan = plan::check(host, args.name, args.pod)?;
     let made = make::pod(host, &plan, signals).await?;
     let pod = &made.record;
     let id = container_id(&pod.id, MAIN);
-    let ran = launch(host, &made.client, pod, &id, work, args.detach, args.interactive, signals).await;
+    let ran = launch(
+        host,
+        &made.client,
+        pod,
+        &id,
+        work,
+        args.detach,
+        args.interactive,
+        signals,
+    )
+    .await;
     let code = match ran {
         // The pod was made for this container.
         Err(failure) => {
             if let Err(e) = remove::unfinished(host, &pod.id, &pod.name).await {
-                output::complain(format!("undo pod {}: {e}; `podvisor rm -f {0}` tries again", label(pod)));
+                output::complain(format!(
+                    "undo pod {}: {e}; `podvisor rm -f {0}` tries again",
+                    label(pod)
+                ));
             }
             return Err(failure);
         }
@@ -93,10 +113,19 @@ async fn fresh(host: &Host, args: Args, work: &Workload, signals: &mut Signals) 
     Ok(code)
 }
 
-async fn add(host: &Host, target: &str, args: &Args, work: &Workload, signals: &mut Signals) -> Result<u8, Failure> {
+async fn add(
+    host: &Host,
+    target: &str,
+    args: &Args,
+    work: &Workload,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
     let pod = select::readable(host, target)?;
     if pod.state != State::Ready {
-        return Err(Failure::no_such(Kind::State, format!("add a container to pod {}: it is not ready", label(&pod))));
+        return Err(Failure::no_such(
+            Kind::State,
+            format!("add a container to pod {}: it is not ready", label(&pod)),
+        ));
     }
     let client = supervisor::connect(&pod).await?;
     let name = match &args.name {
@@ -104,7 +133,17 @@ async fn add(host: &Host, target: &str, args: &Args, work: &Workload, signals: &
         None => names::random_hex(4)?,
     };
     let id = container_id(&pod.id, &name);
-    let code = launch(host, &client, &pod, &id, work, args.detach, args.interactive, signals).await?;
+    let code = launch(
+        host,
+        &client,
+        &pod,
+        &id,
+        work,
+        args.detach,
+        args.interactive,
+        signals,
+    )
+    .await?;
     let Some(code) = code else {
         output::line(&id);
         return Ok(0);
@@ -150,11 +189,29 @@ async fn end(host: &Host, pod: &Record, rm: bool) -> crate::error::Result<()> {
 fn workload(args: &Args) -> Result<Workload, Failure> {
     let rootfs = container::check_rootfs(&args.rootfs)?;
     if !args.workdir.starts_with('/') {
-        let message = format!("use working directory {:?}: give an absolute path in the container", args.workdir);
+        let message = format!(
+            "use working directory {:?}: give an absolute path in the container",
+            args.workdir
+        );
         return Err(Error::new(Kind::Invalid, message).into());
     }
-    if args.command.iter().chain([&args.workdir]).any(|a| a.contains('\0')) || args.command.first().is_none_or(String::is_empty) {
-        return Err(Error::new(Kind::Invalid, "use the command given: its first word is empty, or a word holds a NUL").into());
+    if args
+        .command
+        .iter()
+        .chain([&args.workdir])
+        .any(|a| a.contains('\0'))
+        || args.command.first().is_none_or(String::is_empty)
+    {
+        return Err(Error::new(
+            Kind::Invalid,
+            "use the command given: its first word is empty, or a word holds a NUL",
+        )
+        .into());
     }
-    Ok(Workload { rootfs, args: args.command.clone(), env: args.env.clone(), cwd: args.workdir.clone() })
+    Ok(Workload {
+        rootfs,
+        args: args.command.clone(),
+        env: args.env.clone(),
+        cwd: args.workdir.clone(),
+    })
 }

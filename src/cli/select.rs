@@ -30,7 +30,9 @@ pub fn pod(host: &Host, target: &str) -> Result<Found, Failure> {
     let named: Vec<usize> = positions(&all, |name, _| name == target);
     let fits = match named.len() {
         0 if target.is_empty() => Vec::new(),
-        0 => positions(&all, |name, id| name.starts_with(target) || id.starts_with(target)),
+        0 => positions(&all, |name, id| {
+            name.starts_with(target) || id.starts_with(target)
+        }),
         _ => named,
     };
     match fits[..] {
@@ -40,7 +42,10 @@ pub fn pod(host: &Host, target: &str) -> Result<Found, Failure> {
             let list: Vec<String> = fits.iter().filter_map(|&i| all.get(i)).map(show).collect();
             Err(Failure::no_such(
                 Kind::Invalid,
-                format!("find pod {target:?}: it could be {}; write more of it", list.join(" or ")),
+                format!(
+                    "find pod {target:?}: it could be {}; write more of it",
+                    list.join(" or ")
+                ),
             ))
         }
     }
@@ -50,7 +55,10 @@ pub fn pod(host: &Host, target: &str) -> Result<Found, Failure> {
 pub fn readable(host: &Host, target: &str) -> Result<Box<Record>, Failure> {
     match pod(host, target)? {
         Found::Record(record) => Ok(record),
-        Found::Broken { reason, .. } => Err(Failure::no_such(Kind::State, format!("use pod {target:?}: {reason}"))),
+        Found::Broken { reason, .. } => Err(Failure::no_such(
+            Kind::State,
+            format!("use pod {target:?}: {reason}"),
+        )),
     }
 }
 
@@ -63,7 +71,10 @@ pub fn container(host: &Host, target: &str) -> Result<(Box<Record>, String), Fai
     let record = readable(host, pod)?;
     let known = containers(&record, &host.pod_dir(&record.id));
     let id = choose(&record.id, &known, wanted).map_err(|why| {
-        Failure::no_such(Kind::NotFound, format!("find a container of pod {}: {why}", label(&record)))
+        Failure::no_such(
+            Kind::NotFound,
+            format!("find a container of pod {}: {why}", label(&record)),
+        )
     })?;
     Ok((record, id))
 }
@@ -75,15 +86,24 @@ pub fn container_id(pod: &str, name: &str) -> String {
 
 /// What a container is called inside its pod.
 pub fn container_name<'a>(pod: &str, container: &'a str) -> &'a str {
-    container.strip_prefix(short(pod)).and_then(|rest| rest.strip_prefix('-')).unwrap_or(container)
+    container
+        .strip_prefix(short(pod))
+        .and_then(|rest| rest.strip_prefix('-'))
+        .unwrap_or(container)
 }
 
 /// Containers on record and, when the supervisor has forgotten them, those that have left a log.
 fn containers(record: &Record, dir: &Path) -> Vec<String> {
     let mut known: Vec<String> = record.containers.keys().cloned().collect();
-    for entry in fs::read_dir(dir.join("logs")).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(dir.join("logs"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         let name = entry.file_name();
-        let Some(id) = name.to_str().and_then(|n| n.strip_suffix(".log")) else { continue };
+        let Some(id) = name.to_str().and_then(|n| n.strip_suffix(".log")) else {
+            continue;
+        };
         if crate::id::check("container id", id).is_ok() && !known.iter().any(|k| k == id) {
             known.push(id.to_owned());
         }
@@ -93,7 +113,13 @@ fn containers(record: &Record, dir: &Path) -> Vec<String> {
 
 fn choose(pod: &str, known: &[String], wanted: Option<&str>) -> Result<String, String> {
     let has = |id: &str| known.iter().find(|k| *k == id).cloned();
-    let names = || known.iter().map(|k| container_name(pod, k)).collect::<Vec<_>>().join(", ");
+    let names = || {
+        known
+            .iter()
+            .map(|k| container_name(pod, k))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let Some(wanted) = wanted else {
         return match (has(&container_id(pod, MAIN)), known) {
             (Some(main), _) => Ok(main),
@@ -107,7 +133,10 @@ fn choose(pod: &str, known: &[String], wanted: Option<&str>) -> Result<String, S
     }
     let fits: Vec<&String> = known
         .iter()
-        .filter(|k| !wanted.is_empty() && (container_name(pod, k).starts_with(wanted) || k.starts_with(wanted)))
+        .filter(|k| {
+            !wanted.is_empty()
+                && (container_name(pod, k).starts_with(wanted) || k.starts_with(wanted))
+        })
         .collect();
     match fits[..] {
         [only] => Ok(only.clone()),
@@ -119,7 +148,11 @@ fn choose(pod: &str, known: &[String], wanted: Option<&str>) -> Result<String, S
 fn found(host: &Host, id: &str) -> Found {
     match record::read(&host.pod_dir(id)) {
         Ok(record) => Found::Record(Box::new(record)),
-        Err(e) => Found::Broken { namespace: host.namespace.clone(), id: id.to_owned(), reason: e.to_string() },
+        Err(e) => Found::Broken {
+            namespace: host.namespace.clone(),
+            id: id.to_owned(),
+            reason: e.to_string(),
+        },
     }
 }
 
@@ -128,7 +161,11 @@ fn positions(all: &[Found], fits: impl Fn(&str, &str) -> bool) -> Vec<usize> {
         Found::Record(r) => fits(&r.name, &r.id),
         Found::Broken { id, .. } => fits("", id),
     };
-    all.iter().enumerate().filter(|(_, f)| parts(f)).map(|(i, _)| i).collect()
+    all.iter()
+        .enumerate()
+        .filter(|(_, f)| parts(f))
+        .map(|(i, _)| i)
+        .collect()
 }
 
 fn show(found: &Found) -> String {
@@ -143,7 +180,9 @@ fn unknown(target: &str) -> Failure {
     let shown: String = target.chars().take(80).collect();
     Failure::no_such(
         Kind::NotFound,
-        format!("find pod {shown:?}: no name or id is or begins like this; `podvisor ps -a` lists the pods there are"),
+        format!(
+            "find pod {shown:?}: no name or id is or begins like this; `podvisor ps -a` lists the pods there are"
+        ),
     )
 }
 
@@ -154,7 +193,11 @@ mod tests {
     const POD: &str = "0123456789abcdef0123456789abcdef";
 
     fn broken(id: &str) -> Found {
-        Found::Broken { namespace: "default".into(), id: id.into(), reason: String::new() }
+        Found::Broken {
+            namespace: "default".into(),
+            id: id.into(),
+            reason: String::new(),
+        }
     }
 
     #[test]
@@ -167,11 +210,23 @@ mod tests {
 
     #[test]
     fn the_main_container_is_meant_unless_another_is_named() {
-        let known: Vec<String> = ["main", "log", "logger"].iter().map(|n| container_id(POD, n)).collect();
+        let known: Vec<String> = ["main", "log", "logger"]
+            .iter()
+            .map(|n| container_id(POD, n))
+            .collect();
         assert_eq!(choose(POD, &known, None), Ok(container_id(POD, "main")));
-        assert_eq!(choose(POD, &known, Some("log")), Ok(container_id(POD, "log")));
-        assert_eq!(choose(POD, &known, Some("logg")), Ok(container_id(POD, "logger")));
-        assert_eq!(choose(POD, &known, Some(&container_id(POD, "log"))), Ok(container_id(POD, "log")));
+        assert_eq!(
+            choose(POD, &known, Some("log")),
+            Ok(container_id(POD, "log"))
+        );
+        assert_eq!(
+            choose(POD, &known, Some("logg")),
+            Ok(container_id(POD, "logger"))
+        );
+        assert_eq!(
+            choose(POD, &known, Some(&container_id(POD, "log"))),
+            Ok(container_id(POD, "log"))
+        );
         for bad in ["lo", "", "nope"] {
             assert!(choose(POD, &known, Some(bad)).is_err(), "{bad:?}");
         }

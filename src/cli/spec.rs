@@ -45,7 +45,13 @@ const MASKED: [&str; 10] = [
     "/sys/firmware",
 ];
 
-const READONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+const READONLY: [&str; 5] = [
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+];
 
 /// What differs from container to container.
 #[derive(Debug)]
@@ -91,12 +97,21 @@ pub fn config(wish: &Wish<'_>) -> Value {
 }
 
 /// The process object of an exec: the container's own, with another command. `None` when that is no process object.
-pub fn exec_process(container: &Value, args: &[String], env: &[String], cwd: Option<&str>) -> Option<Value> {
+pub fn exec_process(
+    container: &Value,
+    args: &[String],
+    env: &[String],
+    cwd: Option<&str>,
+) -> Option<Value> {
     let mut process = container.get("process")?.as_object()?.clone();
     let old: Vec<String> = process
         .get("env")
         .and_then(Value::as_array)
-        .map(|list| list.iter().filter_map(|v| v.as_str().map(str::to_owned)).collect())
+        .map(|list| {
+            list.iter()
+                .filter_map(|v| v.as_str().map(str::to_owned))
+                .collect()
+        })
         .unwrap_or_default();
     process.insert("env".into(), json!(merged(&old, env)));
     process.insert("args".into(), json!(args));
@@ -163,7 +178,10 @@ fn namespaces(wish: &Wish<'_>) -> Value {
     if wish.cgroup_v2 {
         kinds.push("cgroup");
     }
-    kinds.into_iter().map(|kind| json!({ "type": kind })).collect()
+    kinds
+        .into_iter()
+        .map(|kind| json!({ "type": kind }))
+        .collect()
 }
 
 #[cfg(test)]
@@ -194,23 +212,42 @@ mod tests {
         let (args, env) = (words(&["/bin/sh", "-c", "exit 7"]), words(&["A=1"]));
         let made = config(&wish(&args, &env, false));
         let golden: Value = serde_json::from_str(include_str!("spec-golden.json")).unwrap();
-        assert_eq!(made, golden, "{}", serde_json::to_string_pretty(&made).unwrap());
+        assert_eq!(
+            made,
+            golden,
+            "{}",
+            serde_json::to_string_pretty(&made).unwrap()
+        );
     }
 
     #[test]
     fn a_host_pod_has_no_network_and_no_uts_namespace() {
         let args = words(&["x"]);
         let made = config(&wish(&args, &[], true));
-        let kinds: Vec<&str> =
-            made["linux"]["namespaces"].as_array().unwrap().iter().map(|n| n["type"].as_str().unwrap()).collect();
+        let kinds: Vec<&str> = made["linux"]["namespaces"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|n| n["type"].as_str().unwrap())
+            .collect();
         assert_eq!(kinds, ["pid", "mount", "ipc"]);
-        let two = Wish { cgroup_v2: true, ..wish(&args, &[], false) };
-        assert!(config(&two)["linux"]["namespaces"].to_string().contains("cgroup"));
+        let two = Wish {
+            cgroup_v2: true,
+            ..wish(&args, &[], false)
+        };
+        assert!(
+            config(&two)["linux"]["namespaces"]
+                .to_string()
+                .contains("cgroup")
+        );
     }
 
     #[test]
     fn the_last_value_of_a_variable_wins() {
-        let all = merged(&words(&["PATH=/bin", "B=1"]), &words(&["PATH=/opt", "C=2", "C=3"]));
+        let all = merged(
+            &words(&["PATH=/bin", "B=1"]),
+            &words(&["PATH=/opt", "C=2", "C=3"]),
+        );
         assert_eq!(all, ["PATH=/opt", "B=1", "C=3"]);
     }
 
@@ -218,8 +255,12 @@ mod tests {
     fn an_exec_is_the_containers_process_with_another_command() {
         let (args, env) = (words(&["sleep", "9"]), words(&["A=1"]));
         let container = config(&wish(&args, &env, false));
-        let exec = exec_process(&container, &words(&["ls"]), &words(&["A=2"]), Some("/tmp")).unwrap();
-        assert_eq!((&exec["args"], &exec["cwd"]), (&json!(["ls"]), &json!("/tmp")));
+        let exec =
+            exec_process(&container, &words(&["ls"]), &words(&["A=2"]), Some("/tmp")).unwrap();
+        assert_eq!(
+            (&exec["args"], &exec["cwd"]),
+            (&json!(["ls"]), &json!("/tmp"))
+        );
         assert_eq!(exec["capabilities"], container["process"]["capabilities"]);
         assert!(exec["env"].as_array().unwrap().contains(&json!("A=2")));
         assert!(exec_process(&json!({}), &[], &[], None).is_none());

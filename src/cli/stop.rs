@@ -39,7 +39,9 @@ async fn one(host: &Host, target: &str, grace: u32) -> Result<(), Failure> {
         let name = label(&record);
         return Err(Failure::no_such(
             Kind::State,
-            format!("stop pod {name}: its supervisor has died; `podvisor rm {name}` undoes what is left of it"),
+            format!(
+                "stop pod {name}: its supervisor has died; `podvisor rm {name}` undoes what is left of it"
+            ),
         ));
     }
     if record.state == State::Stopped && record.network.pending.is_none() {

@@ -29,8 +29,12 @@ const ANSWER_CAP: u64 = 16 * 1024;
 
 /// Finds the executable: beside our own, in PATH, then `$PODVISOR_SHIM`.
 pub fn find() -> Result<PathBuf> {
-    let beside = env::current_exe().ok().and_then(|own| Some(own.parent()?.join(PROGRAM)));
-    let named = env::var_os("PODVISOR_SHIM").filter(|p| !p.is_empty()).map(PathBuf::from);
+    let beside = env::current_exe()
+        .ok()
+        .and_then(|own| Some(own.parent()?.join(PROGRAM)));
+    let named = env::var_os("PODVISOR_SHIM")
+        .filter(|p| !p.is_empty())
+        .map(PathBuf::from);
     beside
         .filter(|p| is_executable(p))
         .or_else(|| in_path(PROGRAM))
@@ -45,7 +49,9 @@ pub fn find() -> Result<PathBuf> {
 
 /// First executable called `name` in PATH.
 pub fn in_path(name: &str) -> Option<PathBuf> {
-    env::split_paths(&env::var_os("PATH")?).map(|dir| dir.join(name)).find(|p| is_executable(p))
+    env::split_paths(&env::var_os("PATH")?)
+        .map(|dir| dir.join(name))
+        .find(|p| is_executable(p))
 }
 
 /// True for a regular file somebody may execute.
@@ -55,13 +61,22 @@ pub fn is_executable(path: &Path) -> bool {
 
 /// Runs `start` in `bundle` and returns the supervisor's address.
 pub async fn start(host: &Host, program: &Path, id: &str, bundle: &Path) -> Result<String> {
-    let what = format!("start the supervisor of pod {id} with {}", program.display());
+    let what = format!(
+        "start the supervisor of pod {id} with {}",
+        program.display()
+    );
     // One pipe for both, read to its end, as containerd does: the answer has ended when the helper has.
     let (mut answer, writer) = std::io::pipe().context(|| what.clone())?;
     let second = writer.try_clone().context(|| what.clone())?;
     let mut command = Command::new(program);
     command
-        .args([OsStr::new("-namespace"), host.namespace.as_ref(), "-id".as_ref(), id.as_ref(), "start".as_ref()])
+        .args([
+            OsStr::new("-namespace"),
+            host.namespace.as_ref(),
+            "-id".as_ref(),
+            id.as_ref(),
+            "start".as_ref(),
+        ])
         .current_dir(bundle)
         .stdin(Stdio::null())
         .stdout(writer)
@@ -73,7 +88,8 @@ pub async fn start(host: &Host, program: &Path, id: &str, bundle: &Path) -> Resu
         let mut text = Vec::new();
         // Read on after the cap, or the helper would wait for us.
         let read = answer.by_ref().take(ANSWER_CAP).read_to_end(&mut text);
-        read.and_then(|_| std::io::copy(&mut answer, &mut std::io::sink())).map(|_| text)
+        read.and_then(|_| std::io::copy(&mut answer, &mut std::io::sink()))
+            .map(|_| text)
     });
     let text = match tokio::time::timeout(START_LIMIT, reader).await {
         Ok(Ok(read)) => read.context(|| what.clone())?,
@@ -82,17 +98,27 @@ pub async fn start(host: &Host, program: &Path, id: &str, bundle: &Path) -> Resu
             // Only the helper: a supervisor that it has made ends by itself when its helper dies before the answer.
             let _ = child.kill();
             let _ = child.wait();
-            return Err(Error::new(Kind::Deadline, format!("{what}: no answer within {} s", START_LIMIT.as_secs())));
+            return Err(Error::new(
+                Kind::Deadline,
+                format!("{what}: no answer within {} s", START_LIMIT.as_secs()),
+            ));
         }
     };
     let status = child.wait().context(|| what.clone())?;
     let text = String::from_utf8_lossy(&text).trim().to_owned();
     if !status.success() {
-        let said = if text.is_empty() { "it said nothing" } else { text.as_str() };
+        let said = if text.is_empty() {
+            "it said nothing"
+        } else {
+            text.as_str()
+        };
         return Err(Error::new(Kind::Other, format!("{what}: {status}: {said}")));
     }
     if !text.starts_with("unix://") || text.lines().count() != 1 {
-        return Err(Error::new(Kind::Other, format!("{what}: its answer is no address: {text:?}")));
+        return Err(Error::new(
+            Kind::Other,
+            format!("{what}: its answer is no address: {text:?}"),
+        ));
     }
     Ok(text)
 }
@@ -102,7 +128,10 @@ pub async fn connect(record: &Record) -> Result<Client> {
     if record.address.is_empty() || !record.is_supervised() {
         return Err(Error::new(
             Kind::Gone,
-            format!("reach the supervisor of pod {0}: it has died; remove the pod with `podvisor rm {0}`", label(record)),
+            format!(
+                "reach the supervisor of pod {0}: it has died; remove the pod with `podvisor rm {0}`",
+                label(record)
+            ),
         ));
     }
     Client::connect(&record.address)
@@ -112,7 +141,11 @@ pub async fn connect(record: &Record) -> Result<Client> {
 
 /// How a pod is called in messages: its name, else the short id.
 pub fn label(record: &Record) -> &str {
-    if record.name.is_empty() { short(&record.id) } else { &record.name }
+    if record.name.is_empty() {
+        short(&record.id)
+    } else {
+        &record.name
+    }
 }
 
 /// First twelve characters of an id.

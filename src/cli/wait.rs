@@ -49,11 +49,19 @@ async fn of_container(host: &Host, pod: &Record, id: &str) -> Result<u32, Failur
     };
     // The task is deleted, or the supervisor has gone: what it wrote down counts.
     let record = supervisor::reread(host, &pod.id).ok();
-    let exit = record.as_ref().unwrap_or(pod).containers.get(id).and_then(|c| c.exit);
+    let exit = record
+        .as_ref()
+        .unwrap_or(pod)
+        .containers
+        .get(id)
+        .and_then(|c| c.exit);
     match exit {
         Some(exit) => Ok(exit.code),
         None if matches!(error.kind(), Kind::NotFound | Kind::Gone) => {
-            let message = format!("wait for container {id} of pod {}: it has ended and its exit code is not known", label(pod));
+            let message = format!(
+                "wait for container {id} of pod {}: it has ended and its exit code is not known",
+                label(pod)
+            );
             Err(Failure::no_such(Kind::Gone, message))
         }
         None => Err(error.into()),
@@ -61,9 +69,14 @@ async fn of_container(host: &Host, pod: &Record, id: &str) -> Result<u32, Failur
 }
 
 async fn ask(client: &Client, id: &str) -> Result<u32> {
-    let request = WaitRequest { id: id.to_owned(), ..Default::default() };
+    let request = WaitRequest {
+        id: id.to_owned(),
+        ..Default::default()
+    };
     let answer = client.task().wait(client::context(None), &request).await;
-    answer.map(|a| a.exit_status).map_err(|e| client::from_ttrpc(&format!("wait for container {id}"), e))
+    answer
+        .map(|a| a.exit_status)
+        .map_err(|e| client::from_ttrpc(&format!("wait for container {id}"), e))
 }
 
 async fn of_pod(pod: &Record) -> Result<u32, Error> {
@@ -71,7 +84,15 @@ async fn of_pod(pod: &Record) -> Result<u32, Error> {
         return Ok(status);
     }
     let client = supervisor::connect(pod).await?;
-    let request = WaitSandboxRequest { sandbox_id: pod.id.clone(), ..Default::default() };
-    let answer = client.sandbox().wait_sandbox(client::context(None), &request).await;
-    answer.map(|a| a.exit_status).map_err(|e| client::from_ttrpc(&format!("wait for pod {}", label(pod)), e))
+    let request = WaitSandboxRequest {
+        sandbox_id: pod.id.clone(),
+        ..Default::default()
+    };
+    let answer = client
+        .sandbox()
+        .wait_sandbox(client::context(None), &request)
+        .await;
+    answer
+        .map(|a| a.exit_status)
+        .map_err(|e| client::from_ttrpc(&format!("wait for pod {}", label(pod)), e))
 }
