@@ -71,14 +71,20 @@ struct Plan {
 impl Plan {
     fn make(shared: &Shared, layout: &Layout, request: &CreateRequest) -> Result<Self> {
         let mut spec = Spec::read(&request.bundle)?;
-        let changed = request.pod.as_ref().is_some_and(|pod| pod_context::apply(&mut spec, pod));
+        let changed = request
+            .pod
+            .as_ref()
+            .is_some_and(|pod| pod_context::apply(&mut spec, pod));
         let runtime = runtime(shared, layout, &request.options)?;
         let state = runtime.state_dir(&request.id);
         if state.exists() {
             // Whose ever it is: undoing our failure would end somebody else's container.
             return Err(Error::new(
                 Kind::Exists,
-                format!("{} is there already; delete that container first", state.display()),
+                format!(
+                    "{} is there already; delete that container first",
+                    state.display()
+                ),
             ));
         }
         let fixed = Fixed {
@@ -107,17 +113,37 @@ impl Plan {
             stderr: request.stderr.clone(),
             terminal: request.terminal,
         };
-        Ok(Self { fixed, record, spec: changed.then_some(spec) })
+        Ok(Self {
+            fixed,
+            record,
+            spec: changed.then_some(spec),
+        })
     }
 }
 
 fn runtime(shared: &Shared, layout: &Layout, options: &RuntimeOptions) -> Result<Runtime> {
-    let binary = oci::choose(&options.binary, options.prefer_crun, &shared.config.runtime, layout.is_hybrid())?;
-    let root = if options.root.is_empty() { DEFAULT_ROOT } else { &options.root };
+    let binary = oci::choose(
+        &options.binary,
+        options.prefer_crun,
+        &shared.config.runtime,
+        layout.is_hybrid(),
+    )?;
+    let root = if options.root.is_empty() {
+        DEFAULT_ROOT
+    } else {
+        &options.root
+    };
     if !Path::new(root).is_absolute() {
-        return Err(Error::new(Kind::Invalid, format!("check option root {root:?}: give an absolute path")));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("check option root {root:?}: give an absolute path"),
+        ));
     }
-    Ok(Runtime { binary, root: Path::new(root).join(&shared.namespace), systemd_cgroup: options.systemd_cgroup })
+    Ok(Runtime {
+        binary,
+        root: Path::new(root).join(&shared.namespace),
+        systemd_cgroup: options.systemd_cgroup,
+    })
 }
 
 /// Where the container's processes will be, so that they can be found when the create is cut short. A group that has
@@ -167,7 +193,9 @@ async fn build(
         inner.init.connect(child.clone(), io);
         inner.creating = false;
         let bundle = request.bundle.to_string_lossy();
-        shared.announcer(container).created(&bundle, &request.rootfs, &inner.init.streams, pid);
+        shared
+            .announcer(container)
+            .created(&bundle, &request.rootfs, &inner.init.streams, pid);
     });
     exit::watch_init(shared, container, child);
     Ok(pid)
@@ -193,7 +221,12 @@ async fn mount_rootfs(request: &CreateRequest) -> Result<()> {
 }
 
 /// The runtime's `create`, unless it is cancelled; init becomes our child.
-async fn run(shared: &Shared, container: &Container, request: &CreateRequest, io: &mut Io) -> Result<Child> {
+async fn run(
+    shared: &Shared,
+    container: &Container,
+    request: &CreateRequest,
+    io: &mut Io,
+) -> Result<Child> {
     let fixed = &container.fixed;
     let pid_file = fixed.bundle.join(PID_FILE);
     remove_stale(&pid_file)?;
@@ -206,15 +239,9 @@ async fn run(shared: &Shared, container: &Container, request: &CreateRequest, io
         no_new_keyring: request.options.no_new_keyring,
         stdio: io.take_child_stdio()?,
     };
-    let mut cancel = container.cancel.subscribe();
-    tokio::select! {
-        biased;
-        // Dropping the runtime's future kills it.
-        _ = cancel.wait_for(|cancelled| *cancelled) => {
-            return Err(Error::new(Kind::Cancelled, "the pod is being stopped"));
-        }
-        made = fixed.runtime.create(&shared.reaper, &fixed.id, create) => made?,
-    }
+    container
+        .unless_cancelled(fixed.runtime.create(&shared.reaper, &fixed.id, create))
+        .await?;
     let child = shared.reaper.adopt(read_pid(&pid_file)?);
     drop(held);
     child
@@ -238,7 +265,9 @@ async fn abandon(shared: &Shared, container: &Container) {
 /// A pid file of an earlier try would name a process that is not ours.
 pub(super) fn remove_stale(path: &PathBuf) -> Result<()> {
     match fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(format!("remove {}", path.display()), e)),
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io(format!("remove {}", path.display()), e))
+        }
         _ => Ok(()),
     }
 }

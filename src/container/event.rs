@@ -39,18 +39,30 @@ impl Announcer<'_> {
     }
 
     pub fn started(&self, pid: u32) {
-        let event = wire::TaskStart { container_id: self.id.into(), pid, ..Default::default() };
+        let event = wire::TaskStart {
+            container_id: self.id.into(),
+            pid,
+            ..Default::default()
+        };
         self.publish("/tasks/start", any::TASK_START, &event);
     }
 
     pub fn exec_added(&self, exec_id: &str) {
-        let event = wire::TaskExecAdded { container_id: self.id.into(), exec_id: exec_id.into(), ..Default::default() };
+        let event = wire::TaskExecAdded {
+            container_id: self.id.into(),
+            exec_id: exec_id.into(),
+            ..Default::default()
+        };
         self.publish("/tasks/exec-added", any::TASK_EXEC_ADDED, &event);
     }
 
     pub fn exec_started(&self, exec_id: &str, pid: u32) {
-        let event =
-            wire::TaskExecStarted { container_id: self.id.into(), exec_id: exec_id.into(), pid, ..Default::default() };
+        let event = wire::TaskExecStarted {
+            container_id: self.id.into(),
+            exec_id: exec_id.into(),
+            pid,
+            ..Default::default()
+        };
         self.publish("/tasks/exec-started", any::TASK_EXEC_STARTED, &event);
     }
 
@@ -80,12 +92,18 @@ impl Announcer<'_> {
     }
 
     pub fn paused(&self) {
-        let event = wire::TaskPaused { container_id: self.id.into(), ..Default::default() };
+        let event = wire::TaskPaused {
+            container_id: self.id.into(),
+            ..Default::default()
+        };
         self.publish("/tasks/paused", any::TASK_PAUSED, &event);
     }
 
     pub fn resumed(&self) {
-        let event = wire::TaskResumed { container_id: self.id.into(), ..Default::default() };
+        let event = wire::TaskResumed {
+            container_id: self.id.into(),
+            ..Default::default()
+        };
         self.publish("/tasks/resumed", any::TASK_RESUMED, &event);
     }
 

@@ -27,32 +27,51 @@ pub(super) fn add(
 ) -> Result<()> {
     crate::id::check("exec id", exec_id)?;
     if streams.terminal {
-        return Err(Error::new(Kind::Unsupported, format!("exec {exec_id}: terminals are not built yet")));
+        return Err(Error::new(
+            Kind::Unsupported,
+            format!("exec {exec_id}: terminals are not built yet"),
+        ));
     }
     let json = process_object(exec_id, process_json)?;
     let mut inner = container.inner();
     inner.may_exec()?;
     if inner.execs.contains_key(exec_id) {
         let id = &container.fixed.id;
-        return Err(Error::new(Kind::Exists, format!("exec {exec_id} in container {id}: there is one of this id")));
+        return Err(Error::new(
+            Kind::Exists,
+            format!("exec {exec_id} in container {id}: there is one of this id"),
+        ));
     }
-    inner.execs.insert(exec_id.to_owned(), Exec { process: Process::new(streams), json: Arc::new(json) });
+    inner.execs.insert(
+        exec_id.to_owned(),
+        Exec {
+            process: Process::new(streams),
+            json: Arc::new(json),
+        },
+    );
     shared.announcer(container).exec_added(exec_id);
     Ok(())
 }
 
 /// Starts an exec. One that fails is as it was before and may be tried again.
-pub(super) async fn start(shared: &Arc<Shared>, container: &Arc<Container>, exec_id: &str) -> Result<u32> {
+pub(super) async fn start(
+    shared: &Arc<Shared>,
+    container: &Arc<Container>,
+    exec_id: &str,
+) -> Result<u32> {
     let begin = || container.step(|inner| inner.begin_exec(exec_id));
     // Looked at before the queue too: what cannot work is refused at once.
     container.inner().may_exec()?;
-    let Ok(_slot) = shared.exec_slots.acquire().await else {
+    let Ok(_slot) = container.exec_slots.acquire().await else {
         return Err(Error::new(Kind::Gone, "the supervisor is leaving"));
     };
     let (json, streams) = begin()?;
     let launched = launch(shared, container, exec_id, &json, streams).await;
     let started = container.step(|inner| {
-        let too_late = inner.init.has_exited().then(|| inner.refusal("exec in", "its init process is not running"));
+        let too_late = inner
+            .init
+            .has_exited()
+            .then(|| inner.refusal("exec in", "its init process is not running"));
         let process = inner.process(exec_id)?;
         let (child, io) = match (launched, too_late) {
             (Ok(made), None) => made,
@@ -76,7 +95,10 @@ pub(super) async fn start(shared: &Arc<Shared>, container: &Arc<Container>, exec
     });
     let (pid, child) = started.map_err(|e| {
         let kind = if e.is_gone() { Kind::Other } else { e.kind() };
-        e.as_kind(kind).within(format!("start exec {exec_id} of container {}", container.fixed.id))
+        e.as_kind(kind).within(format!(
+            "start exec {exec_id} of container {}",
+            container.fixed.id
+        ))
     })?;
     exit::watch_exec(shared, container, exec_id.to_owned(), child);
     Ok(pid)
@@ -109,7 +131,9 @@ async fn launch(
         pid_file: &files.pid,
         stdio: io.take_child_stdio()?,
     };
-    fixed.runtime.exec(&shared.reaper, &fixed.id, exec).await?;
+    container
+        .unless_cancelled(fixed.runtime.exec(&shared.reaper, &fixed.id, exec))
+        .await?;
     let child = shared.reaper.adopt(read_pid(&files.pid)?)?;
     drop(held);
     Ok((child, io))
@@ -123,8 +147,10 @@ struct Files {
 
 impl Files {
     fn write(bundle: &Path, exec_id: &str, json: &[u8]) -> Result<Self> {
-        let files =
-            Self { process: bundle.join(format!("{exec_id}.process.json")), pid: bundle.join(format!("{exec_id}.pid")) };
+        let files = Self {
+            process: bundle.join(format!("{exec_id}.process.json")),
+            pid: bundle.join(format!("{exec_id}.pid")),
+        };
         remove_stale(&files.process)?;
         remove_stale(&files.pid)?;
         // 0600: the environment in it may hold secrets.
@@ -151,8 +177,15 @@ fn process_object(exec_id: &str, json: &[u8]) -> Result<Vec<u8>> {
     let what = || format!("read the process of exec {exec_id}");
     let mut object: Map<String, Value> =
         serde_json::from_slice(json).map_err(|e| Error::caused(Kind::Invalid, what(), e))?;
-    if object.get("args").and_then(Value::as_array).is_none_or(Vec::is_empty) {
-        return Err(Error::new(Kind::Invalid, format!("{}: args is empty", what())));
+    if object
+        .get("args")
+        .and_then(Value::as_array)
+        .is_none_or(Vec::is_empty)
+    {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("{}: args is empty", what()),
+        ));
     }
     object.insert("terminal".into(), Value::Bool(false));
     serde_json::to_vec(&object).map_err(|e| Error::caused(Kind::Invalid, what(), e))
@@ -165,9 +198,16 @@ mod tests {
     #[test]
     fn a_process_needs_arguments_and_keeps_what_we_do_not_know() {
         for bad in ["", "[]", "{}", "{\"args\":[]}", "{\"args\":[\"x\"]"] {
-            assert_eq!(process_object("e", bad.as_bytes()).map_err(|e| e.kind()), Err(Kind::Invalid), "{bad}");
+            assert_eq!(
+                process_object("e", bad.as_bytes()).map_err(|e| e.kind()),
+                Err(Kind::Invalid),
+                "{bad}"
+            );
         }
         let got = process_object("e", br#"{"terminal":true,"args":["x"],"vendor":1.50}"#).unwrap();
-        assert_eq!(String::from_utf8_lossy(&got), r#"{"terminal":false,"args":["x"],"vendor":1.5}"#);
+        assert_eq!(
+            String::from_utf8_lossy(&got),
+            r#"{"terminal":false,"args":["x"],"vendor":1.5}"#
+        );
     }
 }

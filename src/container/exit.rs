@@ -27,12 +27,22 @@ pub(super) fn watch_init(shared: &Arc<Shared>, container: &Arc<Container>, child
         container.step(|inner| inner.note_exit(exit));
         // At once: who reads the journal after us must find the code.
         shared.save_or_warn(&container);
-        container.until(oci::START_LIMIT + PATIENCE, |i| i.init.phase != Phase::Starting).await;
+        container
+            .until(oci::START_LIMIT + PATIENCE, |i| {
+                i.init.phase != Phase::Starting
+            })
+            .await;
         if !container.fixed.own_pid_namespace {
             kill_others(&shared, &container).await;
         }
-        if !container.until(PATIENCE, |inner| inner.active_execs() == 0).await {
-            tracing::warn!(id = container.fixed.id, "init ended and an exec is still there");
+        if !container
+            .until(PATIENCE, |inner| inner.active_execs() == 0)
+            .await
+        {
+            tracing::warn!(
+                id = container.fixed.id,
+                "init ended and an exec is still there"
+            );
         }
         let pid = child.pid().unsigned_abs();
         container.step(|inner| {
@@ -45,13 +55,21 @@ pub(super) fn watch_init(shared: &Arc<Shared>, container: &Arc<Container>, child
 }
 
 /// Announces the exit of an exec; call after its start was announced.
-pub(super) fn watch_exec(shared: &Arc<Shared>, container: &Arc<Container>, exec_id: String, child: Child) {
+pub(super) fn watch_exec(
+    shared: &Arc<Shared>,
+    container: &Arc<Container>,
+    exec_id: String,
+    child: Child,
+) {
     let (shared, container) = (Arc::clone(shared), Arc::clone(container));
     tokio::spawn(async move {
         let exit = record(child.wait().await);
         let pid = child.pid().unsigned_abs();
         container.step(|inner| {
-            if inner.process(&exec_id).is_ok_and(|process| process.end(exit)) {
+            if inner
+                .process(&exec_id)
+                .is_ok_and(|process| process.end(exit))
+            {
                 shared.announcer(&container).exited(&exec_id, pid, exit);
             }
         });
@@ -62,7 +80,11 @@ pub(super) fn watch_exec(shared: &Arc<Shared>, container: &Arc<Container>, exec_
 async fn kill_others(shared: &Shared, container: &Container) {
     let (group, execs) = {
         let inner = container.inner();
-        let execs: Vec<Child> = inner.execs.values().filter_map(|e| e.process.child.clone()).collect();
+        let execs: Vec<Child> = inner
+            .execs
+            .values()
+            .filter_map(|e| e.process.child.clone())
+            .collect();
         (inner.group.clone(), execs)
     };
     for exec in execs {
@@ -72,7 +94,9 @@ async fn kill_others(shared: &Shared, container: &Container) {
         Some(group) => group.kill_all(PATIENCE).await,
         None => {
             let fixed = &container.fixed;
-            let kill = fixed.runtime.kill(&shared.reaper, &fixed.bundle, &fixed.id, 9, true);
+            let kill = fixed
+                .runtime
+                .kill(&shared.reaper, &fixed.bundle, &fixed.id, 9, true);
             timeout(PATIENCE, kill).await.unwrap_or(Ok(()))
         }
     };
@@ -82,5 +106,8 @@ async fn kill_others(shared: &Shared, container: &Container) {
 }
 
 fn record(exit: Exit) -> ExitRecord {
-    ExitRecord { code: exit.code, at: unix_nanos(exit.at) }
+    ExitRecord {
+        code: exit.code,
+        at: unix_nanos(exit.at),
+    }
 }

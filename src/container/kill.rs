@@ -42,7 +42,10 @@ pub(super) async fn kill(
         (true, false) => sent(init.signal(number(signal)?)?, &fixed.id),
         (true, true) => kill_all(container, &init, signal).await,
         (false, _) => {
-            let killed = fixed.runtime.kill(&shared.reaper, &fixed.bundle, &fixed.id, signal, all).await;
+            let killed = fixed
+                .runtime
+                .kill(&shared.reaper, &fixed.bundle, &fixed.id, signal, all)
+                .await;
             match killed {
                 // A runtime that hangs or is gone does not keep a container alive.
                 Err(_) if signal == 9 => sent(init.signal(libc::SIGKILL)?, &fixed.id),
@@ -95,7 +98,11 @@ fn living_init(container: &Container) -> Result<Child> {
     if inner.removed {
         return Err(Inner::absent(&container.fixed.id));
     }
-    let alive = inner.init.child.clone().filter(|c| c.exited().is_none() && !inner.ending);
+    let alive = inner
+        .init
+        .child
+        .clone()
+        .filter(|c| c.exited().is_none() && !inner.ending);
     alive.ok_or_else(|| finished(&container.fixed.id))
 }
 
@@ -117,10 +124,24 @@ pub(super) async fn stop_all(shared: &Arc<Shared>, grace: Duration, delete: bool
     worst
 }
 
-async fn stop(shared: &Arc<Shared>, container: &Arc<Container>, grace: Duration, delete: bool) -> Result<()> {
+async fn stop(
+    shared: &Arc<Shared>,
+    container: &Arc<Container>,
+    grace: Duration,
+    delete: bool,
+) -> Result<()> {
     if container.inner().creating {
-        container.cancel.send_replace(true);
-        container.until(CANCEL_LIMIT, |inner| inner.removed || !inner.creating).await;
+        container.cancel();
+        if !container
+            .until(CANCEL_LIMIT, |inner| inner.removed || !inner.creating)
+            .await
+        {
+            let id = &container.fixed.id;
+            return Err(Error::new(
+                Kind::Deadline,
+                format!("stop container {id}: its create was cancelled and hangs"),
+            ));
+        }
     }
     if container.inner().removed {
         return Ok(());
@@ -162,6 +183,7 @@ async fn end(shared: &Shared, container: &Arc<Container>, grace: Duration) -> Re
     if container.inner().init.has_exited() {
         return Ok(());
     }
+    container.cancel();
     init.signal(libc::SIGKILL)?;
     if container.until(SWEEP_AFTER, gone).await {
         return Ok(());
@@ -175,12 +197,21 @@ async fn end(shared: &Shared, container: &Arc<Container>, grace: Duration) -> Re
         return Ok(());
     }
     let id = &container.fixed.id;
-    Err(Error::new(Kind::Deadline, format!("stop container {id}: pid {} was killed and is still there", init.pid())))
+    Err(Error::new(
+        Kind::Deadline,
+        format!(
+            "stop container {id}: pid {} was killed and is still there",
+            init.pid()
+        ),
+    ))
 }
 
 /// The signal named by the image, else SIGTERM.
 pub(super) fn stop_signal(annotations: &BTreeMap<String, String>) -> u32 {
-    annotations.get(STOP_SIGNAL).and_then(|text| parse_signal(text)).unwrap_or(libc::SIGTERM.unsigned_abs())
+    annotations
+        .get(STOP_SIGNAL)
+        .and_then(|text| parse_signal(text))
+        .unwrap_or(libc::SIGTERM.unsigned_abs())
 }
 
 /// `SIGQUIT`, `QUIT`, `quit`, `3`, `SIGRTMIN+3`.
@@ -190,15 +221,21 @@ fn parse_signal(text: &str) -> Option<u32> {
         return (1..=64).contains(&number).then_some(number);
     }
     let name = name.strip_prefix("SIG").unwrap_or(&name);
-    if let Some(offset) = name.strip_prefix("RTMIN+").and_then(|n| n.parse::<u32>().ok()) {
+    if let Some(offset) = name
+        .strip_prefix("RTMIN+")
+        .and_then(|n| n.parse::<u32>().ok())
+    {
         // The C library keeps 32 and 33 for itself; images count from there.
         return (offset <= 30).then_some(34 + offset);
     }
-    Signal::from_str(&format!("SIG{name}")).ok().map(|s| (s as i32).unsigned_abs())
+    Signal::from_str(&format!("SIG{name}"))
+        .ok()
+        .map(|s| (s as i32).unsigned_abs())
 }
 
 fn number(signal: u32) -> Result<i32> {
-    i32::try_from(signal).map_err(|e| Error::caused(Kind::Invalid, format!("send signal {signal}"), e))
+    i32::try_from(signal)
+        .map_err(|e| Error::caused(Kind::Invalid, format!("send signal {signal}"), e))
 }
 
 fn sent(alive: bool, id: &str) -> Result<()> {
@@ -206,7 +243,10 @@ fn sent(alive: bool, id: &str) -> Result<()> {
 }
 
 fn finished(id: &str) -> Error {
-    Error::new(Kind::NotFound, format!("signal {id}: process already finished"))
+    Error::new(
+        Kind::NotFound,
+        format!("signal {id}: process already finished"),
+    )
 }
 
 #[cfg(test)]
@@ -233,7 +273,16 @@ mod tests {
     #[test]
     fn an_image_without_a_word_gets_term() {
         assert_eq!(stop_signal(&BTreeMap::new()), 15);
-        assert_eq!(stop_signal(&BTreeMap::from([(STOP_SIGNAL.to_owned(), "SIGINT".to_owned())])), 2);
-        assert_eq!(stop_signal(&BTreeMap::from([(STOP_SIGNAL.to_owned(), "?".to_owned())])), 15);
+        assert_eq!(
+            stop_signal(&BTreeMap::from([(
+                STOP_SIGNAL.to_owned(),
+                "SIGINT".to_owned()
+            )])),
+            2
+        );
+        assert_eq!(
+            stop_signal(&BTreeMap::from([(STOP_SIGNAL.to_owned(), "?".to_owned())])),
+            15
+        );
     }
 }

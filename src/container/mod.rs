@@ -107,7 +107,9 @@ pub struct Containers {
 
 impl fmt::Debug for Containers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Containers").field("ids", &self.list()).finish_non_exhaustive()
+        f.debug_struct("Containers")
+            .field("ids", &self.list())
+            .finish_non_exhaustive()
     }
 }
 
@@ -120,7 +122,11 @@ impl Containers {
         ledger: Arc<dyn Ledger>,
         events: Arc<dyn Events>,
     ) -> Self {
-        Self { shared: Arc::new(table::Shared::new(config, namespace, reaper, ledger, events)) }
+        Self {
+            shared: Arc::new(table::Shared::new(
+                config, namespace, reaper, ledger, events,
+            )),
+        }
     }
 
     /// Makes a container and answers the pid of its init.

@@ -50,7 +50,13 @@ impl RuntimeOptions {
     /// # Errors
     /// Invalid for any other type, for bytes that do not fit the type, and for TOML that is none.
     pub fn decode(options: &Any) -> Result<Self> {
-        let bad = |e| Error::caused(Kind::Invalid, format!("decode options {}", options.type_url), e);
+        let bad = |e| {
+            Error::caused(
+                Kind::Invalid,
+                format!("decode options {}", options.type_url),
+                e,
+            )
+        };
         if is_nothing(options) {
             return Ok(Self::default());
         }
@@ -65,7 +71,10 @@ impl RuntimeOptions {
         }
         Err(Error::new(
             Kind::Invalid,
-            format!("decode options: type {:?} is none of {RUNC_OPTIONS}, {RUNTIME_OPTIONS}", options.type_url),
+            format!(
+                "decode options: type {:?} is none of {RUNC_OPTIONS}, {RUNTIME_OPTIONS}",
+                options.type_url
+            ),
         ))
     }
 
@@ -74,13 +83,17 @@ impl RuntimeOptions {
     /// # Errors
     /// Invalid.
     pub fn from_toml(text: &[u8]) -> Result<Self> {
-        basic_toml::from_slice(text).map_err(|e| Error::caused(Kind::Invalid, "parse runtime options as TOML", e))
+        basic_toml::from_slice(text)
+            .map_err(|e| Error::caused(Kind::Invalid, "parse runtime options as TOML", e))
     }
 
     fn from_file(path: &Path) -> Result<Self> {
         let what = || format!("read runtime options {}", path.display());
         if !path.is_absolute() {
-            return Err(Error::new(Kind::Invalid, format!("{}: give an absolute path", what())));
+            return Err(Error::new(
+                Kind::Invalid,
+                format!("{}: give an absolute path", what()),
+            ));
         }
         let mut text = Vec::new();
         File::open(path)
@@ -88,7 +101,10 @@ impl RuntimeOptions {
             .context(what)
             .map_err(|e| e.as_kind(Kind::Invalid))?;
         if text.len() as u64 > CONFIG_BOUND {
-            return Err(Error::new(Kind::Invalid, format!("{}: longer than {CONFIG_BOUND} bytes", what())));
+            return Err(Error::new(
+                Kind::Invalid,
+                format!("{}: longer than {CONFIG_BOUND} bytes", what()),
+            ));
         }
         Self::from_toml(&text).context(what)
     }
@@ -118,17 +134,33 @@ mod tests {
     #[test]
     fn nothing_has_defaults() {
         for any in [Any::default(), raw("google.protobuf.Empty", Vec::new())] {
-            assert_eq!(RuntimeOptions::decode(&any).ok(), Some(RuntimeOptions::default()));
+            assert_eq!(
+                RuntimeOptions::decode(&any).ok(),
+                Some(RuntimeOptions::default())
+            );
         }
     }
 
     #[test]
     fn runc_options_are_read_whatever_the_prefix() {
-        let runc = RuncOptions { binary_name: "crun".into(), io_uid: 7, systemd_cgroup: true, ..Default::default() };
+        let runc = RuncOptions {
+            binary_name: "crun".into(),
+            io_uid: 7,
+            systemd_cgroup: true,
+            ..Default::default()
+        };
         let mut any = pack(RUNC_OPTIONS, &runc).unwrap();
         any.type_url = format!("types.googleapis.com/{RUNC_OPTIONS}");
         let got = RuntimeOptions::decode(&any).unwrap();
-        assert_eq!((got.binary.as_str(), got.io_uid, got.systemd_cgroup, got.prefer_crun), ("crun", 7, true, false));
+        assert_eq!(
+            (
+                got.binary.as_str(),
+                got.io_uid,
+                got.systemd_cgroup,
+                got.prefer_crun
+            ),
+            ("crun", 7, true, false)
+        );
     }
 
     #[test]
@@ -153,21 +185,36 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("options.toml");
         let ask = |path: &Path| {
-            let outer = TomlOptions { config_path: path.display().to_string(), ..Default::default() };
+            let outer = TomlOptions {
+                config_path: path.display().to_string(),
+                ..Default::default()
+            };
             RuntimeOptions::decode(&pack(RUNTIME_OPTIONS, &outer).unwrap())
         };
         std::fs::write(&path, "NoPivotRoot = true").unwrap();
         assert!(ask(&path).unwrap().no_pivot_root);
         std::fs::write(&path, " ".repeat(70_000)).unwrap();
-        for bad in [path.as_path(), Path::new("options.toml"), Path::new("/nowhere/at/all")] {
+        for bad in [
+            path.as_path(),
+            Path::new("options.toml"),
+            Path::new("/nowhere/at/all"),
+        ] {
             assert_eq!(ask(bad).unwrap_err().kind(), Kind::Invalid, "{bad:?}");
         }
     }
 
     #[test]
     fn other_types_and_damaged_ones_are_errors() {
-        for any in [raw("some.Type", vec![1]), raw(RUNC_OPTIONS, vec![0xff]), raw(RUNTIME_OPTIONS, b"\x1a\x01=".to_vec())] {
-            assert_eq!(RuntimeOptions::decode(&any).unwrap_err().kind(), Kind::Invalid, "{any:?}");
+        for any in [
+            raw("some.Type", vec![1]),
+            raw(RUNC_OPTIONS, vec![0xff]),
+            raw(RUNTIME_OPTIONS, b"\x1a\x01=".to_vec()),
+        ] {
+            assert_eq!(
+                RuntimeOptions::decode(&any).unwrap_err().kind(),
+                Kind::Invalid,
+                "{any:?}"
+            );
         }
     }
 }

@@ -26,7 +26,10 @@ pub(super) fn apply(spec: &mut Spec, pod: &PodContext) -> bool {
 fn join(spec: &mut Spec, pod: &PodContext) -> bool {
     let mut changed = false;
     for (kind, path) in spec.namespaces() {
-        let shared = pod.join.iter().find(|(k, _)| *k == kind && SHARED.contains(&k.as_str()));
+        let shared = pod
+            .join
+            .iter()
+            .find(|(k, _)| *k == kind && SHARED.contains(&k.as_str()));
         let (None, Some((_, pods))) = (path, shared) else {
             continue;
         };
@@ -65,7 +68,13 @@ mod tests {
     use serde_json::json;
 
     fn context() -> PodContext {
-        let bind = |to: &str, from: &str| (to.into(), from.into(), vec!["rbind".to_owned(), "rw".to_owned()]);
+        let bind = |to: &str, from: &str| {
+            (
+                to.into(),
+                from.into(),
+                vec!["rbind".to_owned(), "rw".to_owned()],
+            )
+        };
         PodContext {
             join: ["network", "ipc", "uts", "mount", "user", "cgroup"]
                 .map(|kind| (kind.to_owned(), format!("/pod/{kind}").into()))
@@ -84,10 +93,18 @@ mod tests {
 
     #[test]
     fn only_private_shareable_namespaces_are_joined() {
-        let mut spec = spec(json!({"hostname": "h", "vendor": {"x": [1.5]}, "linux": {"namespaces": [
+        let mut spec = spec(
+            json!({"hostname": "h", "vendor": {"x": [1.5]}, "linux": {"namespaces": [
             {"type": "pid"}, {"type": "network", "path": "/given"}, {"type": "ipc", "path": ""}, {"type": "uts"},
-            {"type": "mount"}, {"type": "user"}, {"type": "cgroup"}]}}));
-        assert!(apply(&mut spec, &PodContext { files: vec![], ..context() }));
+            {"type": "mount"}, {"type": "user"}, {"type": "cgroup"}]}}),
+        );
+        assert!(apply(
+            &mut spec,
+            &PodContext {
+                files: vec![],
+                ..context()
+            }
+        ));
         assert_eq!(
             spec.json,
             json!({"vendor": {"x": [1.5]}, "linux": {"namespaces": [
@@ -100,9 +117,15 @@ mod tests {
     fn a_pid_namespace_is_joined_only_where_the_pod_shares_one() {
         let mut spec = spec(json!({"linux": {"namespaces": [{"type": "pid"}]}}));
         assert!(!apply(&mut spec, &context().with_files(vec![])));
-        let shared = PodContext { join: vec![("pid".into(), "/pod/pid".into())], files: vec![] };
+        let shared = PodContext {
+            join: vec![("pid".into(), "/pod/pid".into())],
+            files: vec![],
+        };
         assert!(apply(&mut spec, &shared));
-        assert_eq!(spec.json.pointer("/linux/namespaces/0/path"), Some(&json!("/pod/pid")));
+        assert_eq!(
+            spec.json.pointer("/linux/namespaces/0/path"),
+            Some(&json!("/pod/pid"))
+        );
     }
 
     #[test]
@@ -111,8 +134,17 @@ mod tests {
             {"destination": "/etc/hosts/", "type": "bind", "source": "/kubelet/hosts"},
             {"destination": "/dev/shm", "type": "tmpfs", "source": "shm"}]}));
         assert!(apply(&mut spec, &context()));
-        let mounts = spec.json["mounts"].as_array().map(|m| m.iter().map(|m| m["source"].clone()).collect::<Vec<_>>());
-        assert_eq!(mounts, Some(vec![json!("/kubelet/hosts"), json!("/pod/shm"), json!("/pod/resolv.conf")]));
+        let mounts = spec.json["mounts"]
+            .as_array()
+            .map(|m| m.iter().map(|m| m["source"].clone()).collect::<Vec<_>>());
+        assert_eq!(
+            mounts,
+            Some(vec![
+                json!("/kubelet/hosts"),
+                json!("/pod/shm"),
+                json!("/pod/resolv.conf")
+            ])
+        );
     }
 
     #[test]
@@ -131,7 +163,10 @@ mod tests {
     }
 
     impl PodContext {
-        fn with_files(mut self, files: Vec<(std::path::PathBuf, std::path::PathBuf, Vec<String>)>) -> Self {
+        fn with_files(
+            mut self,
+            files: Vec<(std::path::PathBuf, std::path::PathBuf, Vec<String>)>,
+        ) -> Self {
             self.files = files;
             self
         }

@@ -22,7 +22,10 @@ pub(super) async fn start(shared: &Shared, container: &Arc<Container>) -> Result
     }
     // Read before: a program that ends at once must not have ended before it was started.
     let at = unix_nanos(SystemTime::now());
-    let started = fixed.runtime.start(&shared.reaper, &fixed.bundle, &fixed.id).await;
+    let starting = fixed
+        .runtime
+        .start(&shared.reaper, &fixed.bundle, &fixed.id);
+    let started = container.unless_cancelled(starting).await;
     let pid = container.step(|inner| {
         inner.end_start(started.is_ok().then_some(at));
         let pid = inner.init.pid();
@@ -46,7 +49,13 @@ pub(super) async fn pause(shared: &Shared, container: &Arc<Container>) -> Result
             return Err(inner.refusal("pause", "it is not running"));
         }
     }
-    fixed.runtime.pause(&shared.reaper, &fixed.bundle, &fixed.id).await?;
+    container
+        .unless_cancelled(
+            fixed
+                .runtime
+                .pause(&shared.reaper, &fixed.bundle, &fixed.id),
+        )
+        .await?;
     freeze(shared, container, true);
     Ok(())
 }
@@ -61,7 +70,13 @@ pub(super) async fn resume(shared: &Shared, container: &Arc<Container>) -> Resul
             return Err(inner.refusal("resume", "it is not paused"));
         }
     }
-    fixed.runtime.resume(&shared.reaper, &fixed.bundle, &fixed.id).await?;
+    container
+        .unless_cancelled(
+            fixed
+                .runtime
+                .resume(&shared.reaper, &fixed.bundle, &fixed.id),
+        )
+        .await?;
     freeze(shared, container, false);
     Ok(())
 }
@@ -72,9 +87,17 @@ fn freeze(shared: &Shared, container: &Container, paused: bool) {
         if inner.ending || inner.init.has_exited() {
             return; // its exit is what is told of it from here on
         }
-        inner.record.status = if paused { Status::Paused } else { Status::Running };
+        inner.record.status = if paused {
+            Status::Paused
+        } else {
+            Status::Running
+        };
         let announcer = shared.announcer(container);
-        if paused { announcer.paused() } else { announcer.resumed() }
+        if paused {
+            announcer.paused()
+        } else {
+            announcer.resumed()
+        }
     });
     shared.save_or_warn(container);
 }

@@ -143,7 +143,10 @@ impl Inner {
         let id = &self.record.id;
         match self.execs.get_mut(exec_id) {
             Some(exec) => Ok(&mut exec.process),
-            None => Err(Error::new(Kind::NotFound, format!("find exec {exec_id} of container {id}: there is none"))),
+            None => Err(Error::new(
+                Kind::NotFound,
+                format!("find exec {exec_id} of container {id}: there is none"),
+            )),
         }
     }
 
@@ -164,7 +167,9 @@ impl Inner {
                 self.init.phase = Phase::Starting;
                 Ok(())
             }
-            Phase::Created | Phase::Exited(_) => Err(self.refusal("start", "its init process has ended")),
+            Phase::Created | Phase::Exited(_) => {
+                Err(self.refusal("start", "its init process has ended"))
+            }
             Phase::Starting | Phase::Running => Err(self.refusal("start", "it has been started")),
         }
     }
@@ -174,10 +179,18 @@ impl Inner {
         if self.init.phase != Phase::Starting {
             return;
         }
-        self.init.phase = if started_at.is_some() { Phase::Running } else { Phase::Created };
+        self.init.phase = if started_at.is_some() {
+            Phase::Running
+        } else {
+            Phase::Created
+        };
         if started_at.is_some() {
             self.record.started_at = started_at;
-            self.record.status = if self.ending { Status::Stopped } else { Status::Running };
+            self.record.status = if self.ending {
+                Status::Stopped
+            } else {
+                Status::Running
+            };
         }
     }
 
@@ -205,13 +218,20 @@ impl Inner {
         }
         process.phase = Phase::Starting;
         let streams = process.streams.clone();
-        let json = self.execs.get(exec_id).map(|e| Arc::clone(&e.json)).unwrap_or_default();
+        let json = self
+            .execs
+            .get(exec_id)
+            .map(|e| Arc::clone(&e.json))
+            .unwrap_or_default();
         Ok((json, streams))
     }
 
     /// How many execs run or are being started.
     pub fn active_execs(&self) -> usize {
-        self.execs.values().filter(|e| e.process.is_active()).count()
+        self.execs
+            .values()
+            .filter(|e| e.process.is_active())
+            .count()
     }
 
     /// Init was seen to have ended: kept at once, announced later.
@@ -226,18 +246,26 @@ impl Inner {
         match self.init.phase {
             Phase::Exited(_) => Ok(false),
             Phase::Created => Ok(true),
-            _ if self.paused => Err(self.refusal("delete", "it is paused; resume and kill it first")),
+            _ if self.paused => {
+                Err(self.refusal("delete", "it is paused; resume and kill it first"))
+            }
             _ => Err(self.refusal("delete", "it is running; kill it first")),
         }
     }
 
     pub fn refusal(&self, verb: &str, why: &str) -> Error {
-        Error::new(Kind::State, format!("{verb} container {}: {why}", self.record.id))
+        Error::new(
+            Kind::State,
+            format!("{verb} container {}: {why}", self.record.id),
+        )
     }
 
     /// What a caller hears when there is nothing (any more) of that name.
     pub fn absent(id: &str) -> Error {
-        Error::new(Kind::NotFound, format!("find container {id}: there is none"))
+        Error::new(
+            Kind::NotFound,
+            format!("find container {id}: there is none"),
+        )
     }
 }
 
@@ -270,7 +298,10 @@ mod tests {
 
     fn with_exec() -> Inner {
         let mut inner = inner();
-        let exec = Exec { process: Process::new(Streams::default()), json: Arc::default() };
+        let exec = Exec {
+            process: Process::new(Streams::default()),
+            json: Arc::default(),
+        };
         inner.execs.insert("e".into(), exec);
         inner
     }
@@ -285,7 +316,10 @@ mod tests {
         assert!(inner.begin_start().is_ok());
         assert_eq!(kind(inner.begin_start()), Some(Kind::State));
         inner.end_start(Some(5));
-        assert_eq!((inner.status(&inner.init), inner.record.status), (Status::Running, Status::Running));
+        assert_eq!(
+            (inner.status(&inner.init), inner.record.status),
+            (Status::Running, Status::Running)
+        );
         assert_eq!(kind(inner.begin_start()), Some(Kind::State));
     }
 
@@ -312,7 +346,11 @@ mod tests {
         inner.note_exit(EXIT);
         inner.end_start(Some(5));
         assert_eq!(inner.record.status, Status::Stopped);
-        assert_eq!(inner.status(&inner.init), Status::Running, "until it is announced");
+        assert_eq!(
+            inner.status(&inner.init),
+            Status::Running,
+            "until it is announced"
+        );
         assert!(inner.init.end(EXIT));
         assert!(!inner.init.end(ExitRecord { code: 0, at: 2 }), "one exit");
         assert_eq!(inner.init.phase, Phase::Exited(EXIT));

@@ -22,7 +22,8 @@ use crate::error::{Error, Kind, Result};
 use crate::oci::Runtime;
 use crate::process::{Child, Reaper};
 
-/// Execs being started at a time, per supervisor: each is a run of the OCI runtime with its memory.
+/// Execs being started at a time in one container: each is a run of the OCI runtime with its memory. Not shared between
+/// containers, or one whose execs hang would hold up the others.
 const EXEC_SLOTS: usize = 16;
 
 /// What all containers of a supervisor share.
@@ -30,7 +31,6 @@ pub(super) struct Shared {
     pub config: Arc<Config>,
     pub namespace: String,
     pub reaper: Reaper,
-    pub exec_slots: Semaphore,
     ledger: Arc<dyn Ledger>,
     events: Arc<dyn Events>,
     table: Mutex<BTreeMap<String, Arc<Container>>>,
@@ -55,8 +55,9 @@ pub(super) struct Fixed {
 pub(super) struct Container {
     pub fixed: Fixed,
     pub verbs: tokio::sync::Mutex<()>,
-    /// True: give up creating.
-    pub cancel: watch::Sender<bool>,
+    pub exec_slots: Semaphore,
+    /// True: the container is being stopped, nothing waits for a runtime any more.
+    cancelled: watch::Sender<bool>,
     /// Sent after every step somebody may wait for.
     changed: watch::Sender<()>,
     inner: Mutex<Inner>,
@@ -76,7 +77,6 @@ impl Shared {
             config,
             namespace,
             reaper,
-            exec_slots: Semaphore::new(EXEC_SLOTS),
             ledger,
             events,
             table: Mutex::default(),
@@ -86,7 +86,9 @@ impl Shared {
     /// A container that has been created.
     pub fn container(&self, id: &str) -> Result<Arc<Container>> {
         let found = locked(&self.table).get(id).cloned();
-        found.filter(|c| !c.inner().creating).ok_or_else(|| Inner::absent(id))
+        found
+            .filter(|c| !c.inner().creating)
+            .ok_or_else(|| Inner::absent(id))
     }
 
     pub fn all(&self) -> Vec<Arc<Container>> {
@@ -109,7 +111,11 @@ impl Shared {
     }
 
     pub fn is_free(&self, id: &str) -> Result<()> {
-        if locked(&self.table).contains_key(id) { Err(taken(id)) } else { Ok(()) }
+        if locked(&self.table).contains_key(id) {
+            Err(taken(id))
+        } else {
+            Ok(())
+        }
     }
 
     /// Gives the id back. From here on the container is not there for anybody.
@@ -146,7 +152,10 @@ impl Shared {
     }
 
     pub fn announcer<'a>(&'a self, container: &'a Container) -> Announcer<'a> {
-        Announcer { events: &*self.events, id: &container.fixed.id }
+        Announcer {
+            events: &*self.events,
+            id: &container.fixed.id,
+        }
     }
 }
 
@@ -155,7 +164,8 @@ impl Container {
         Self {
             fixed,
             verbs: tokio::sync::Mutex::new(()),
-            cancel: watch::Sender::new(false),
+            exec_slots: Semaphore::new(EXEC_SLOTS),
+            cancelled: watch::Sender::new(false),
             changed: watch::Sender::new(()),
             inner: Mutex::new(inner),
             saving: Mutex::new(()),
@@ -188,6 +198,23 @@ impl Container {
             }
         };
         timeout(limit, look).await.is_ok()
+    }
+
+    /// Ends every wait for a runtime in this container, now and later.
+    pub fn cancel(&self) {
+        self.cancelled.send_replace(true);
+    }
+
+    /// What `work` gives, unless the container is being stopped: then it is dropped, which ends the runtime.
+    pub async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut cancelled = self.cancelled.subscribe();
+        tokio::select! {
+            biased;
+            _ = cancelled.wait_for(|c| *c) => {
+                Err(Error::new(Kind::Cancelled, format!("container {} is being stopped", self.fixed.id)))
+            }
+            done = work => done,
+        }
     }
 
     /// Init, once it exists.
@@ -223,7 +250,10 @@ impl Container {
             Ok(Some(ExitRecord { code, at })) => Ok((code, from_unix_nanos(at))),
             _ => Err(Error::new(
                 Kind::NotFound,
-                format!("wait for {} {exec_id}: deleted without having run", self.fixed.id),
+                format!(
+                    "wait for {} {exec_id}: deleted without having run",
+                    self.fixed.id
+                ),
             )),
         }
     }
@@ -232,7 +262,10 @@ impl Container {
         let (group, mut known) = {
             let inner = self.inner();
             let mut known = vec![(inner.init.pid(), String::new())];
-            let running = inner.execs.iter().filter(|(_, e)| e.process.phase == Phase::Running);
+            let running = inner
+                .execs
+                .iter()
+                .filter(|(_, e)| e.process.phase == Phase::Running);
             known.extend(running.map(|(id, e)| (e.process.pid(), id.clone())));
             // A dead init's pid may belong to somebody else by now.
             (inner.group.clone().filter(|_| !inner.ending), known)
@@ -259,7 +292,12 @@ impl Container {
 
     pub fn stats(&self) -> Result<Any> {
         let group = self.inner().group.clone();
-        let absent = || Error::new(Kind::NotFound, format!("read metrics of {}: its cgroup is gone", self.fixed.id));
+        let absent = || {
+            Error::new(
+                Kind::NotFound,
+                format!("read metrics of {}: its cgroup is gone", self.fixed.id),
+            )
+        };
         let group = group.filter(|g| g.exists()).ok_or_else(absent)?;
         group.metrics()
     }
@@ -271,5 +309,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn taken(id: &str) -> Error {
-    Error::new(Kind::Exists, format!("create container {id}: there is one of this id"))
+    Error::new(
+        Kind::Exists,
+        format!("create container {id}: there is one of this id"),
+    )
 }

@@ -52,19 +52,24 @@ async fn clean(reaper: &Reaper, record: &ContainerRecord, force: bool) -> Result
 
 /// SIGKILL to init and to what shares its cgroup.
 async fn kill(record: &ContainerRecord) -> Result<()> {
-    if let Some(init) = record.init {
-        init.signal(libc::SIGKILL)?;
-    }
-    if let Some(group) = own_group(record) {
-        absent_is_done(group.kill_all(KILL_LIMIT).await)?;
-    }
-    match record.init {
+    let signalled = record
+        .init
+        .map_or(Ok(false), |init| init.signal(libc::SIGKILL));
+    let swept = match own_group(record) {
+        Some(group) => absent_is_done(group.kill_all(KILL_LIMIT).await),
+        None => Ok(()),
+    };
+    let gone = match record.init {
         Some(init) if !init.wait_gone(KILL_LIMIT).await => Err(Error::new(
             Kind::Deadline,
-            format!("end container {}: pid {} was killed and is still there", record.id, init.pid),
+            format!(
+                "end container {}: pid {} was killed and is still there",
+                record.id, init.pid
+            ),
         )),
         _ => Ok(()),
-    }
+    };
+    first([signalled.map(drop), swept, gone])
 }
 
 /// The runtime's `delete`; by hand where the runtime is missing, hangs or fails and init is gone.
@@ -80,18 +85,35 @@ async fn delete_state(reaper: &Reaper, record: &ContainerRecord, force: bool) ->
         return Ok(());
     }
     let done = if runtime.binary.exists() {
-        let plain = if force { None } else { Some(runtime.delete(reaper, &record.bundle, &record.id, false).await) };
-        match plain {
-            Some(Ok(())) => Ok(()),
-            Some(Err(_)) | None => runtime.delete(reaper, &record.bundle, &record.id, true).await,
+        match runtime
+            .delete(reaper, &record.bundle, &record.id, force)
+            .await
+        {
+            // One that hangs is not asked a second time.
+            Err(e) if !force && e.kind() != Kind::Deadline => {
+                tracing::debug!(id = record.id, error = %e, "runtime delete, now with --force");
+                runtime
+                    .delete(reaper, &record.bundle, &record.id, true)
+                    .await
+            }
+            done => done,
         }
     } else {
-        Err(Error::new(Kind::Other, format!("delete container {}: {} is missing", record.id, runtime.binary.display())))
+        Err(Error::new(
+            Kind::Other,
+            format!(
+                "delete container {}: {} is missing",
+                record.id,
+                runtime.binary.display()
+            ),
+        ))
     };
     let Err(error) = done else {
         return Ok(());
     };
-    if record.init.is_some_and(|init| init.is_alive()) || own_group(record).is_some_and(|g| !g.pids().is_empty()) {
+    if record.init.is_some_and(|init| init.is_alive())
+        || own_group(record).is_some_and(|g| !g.pids().is_empty())
+    {
         return Err(error);
     }
     tracing::warn!(id = record.id, %error, "the runtime did not delete a dead container; its state is removed by hand");
@@ -107,18 +129,32 @@ async fn unmount(record: &ContainerRecord) -> Result<()> {
     let work = tokio::task::spawn_blocking(move || unmount_tree(&rootfs));
     match timeout(UNMOUNT_LIMIT, work).await {
         Ok(Ok(done)) => absent_is_done(done),
-        Ok(Err(e)) => Err(Error::caused(Kind::Other, format!("unmount the rootfs of {}", record.id), e)),
-        Err(_) => Err(Error::new(Kind::Deadline, format!("unmount the rootfs of {}: it hangs", record.id))),
+        Ok(Err(e)) => Err(Error::caused(
+            Kind::Other,
+            format!("unmount the rootfs of {}", record.id),
+            e,
+        )),
+        Err(_) => Err(Error::new(
+            Kind::Deadline,
+            format!("unmount the rootfs of {}: it hangs", record.id),
+        )),
     }
 }
 
 /// The container's cgroup, if it is its own: never the root, never one that holds this process.
 fn own_group(record: &ContainerRecord) -> Option<Group> {
-    let path = record.cgroup.as_deref().filter(|p| !p.trim_matches('/').is_empty())?;
+    let path = record
+        .cgroup
+        .as_deref()
+        .filter(|p| !p.trim_matches('/').is_empty())?;
     let group = Group::new(&Layout::detect().ok()?, path).ok()?;
     let own = i32::try_from(std::process::id()).unwrap_or(0);
     if group.pids().contains(&own) {
-        tracing::warn!(id = record.id, path, "the container's cgroup is ours too: left alone");
+        tracing::warn!(
+            id = record.id,
+            path,
+            "the container's cgroup is ours too: left alone"
+        );
         return None;
     }
     Some(group)
@@ -126,7 +162,9 @@ fn own_group(record: &ContainerRecord) -> Option<Group> {
 
 fn remove_dir(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io(format!("remove {}", path.display()), e)),
+        Err(e) if e.kind() != ErrorKind::NotFound => {
+            Err(Error::io(format!("remove {}", path.display()), e))
+        }
         _ => Ok(()),
     }
 }

@@ -27,7 +27,8 @@ pub(super) fn last_error(log: &Path, from: u64) -> Option<String> {
     }
     let mut file = File::open(log).ok()?;
     let end = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(from.max(end.saturating_sub(LOG_BOUND)))).ok()?;
+    file.seek(SeekFrom::Start(from.max(end.saturating_sub(LOG_BOUND))))
+        .ok()?;
     let mut text = Vec::new();
     file.take(LOG_BOUND).read_to_end(&mut text).ok()?;
     last_error_in(&text)
@@ -35,10 +36,12 @@ pub(super) fn last_error(log: &Path, from: u64) -> Option<String> {
 
 /// Kind and text of a run that failed.
 pub(super) fn explain(logged: Option<String>, output: &Output) -> (Kind, String) {
-    let text = logged.or_else(|| last_line(&output.stderr)).unwrap_or_else(|| match output.exit.signal {
-        Some(signal) => format!("ended by signal {signal} without a word"),
-        None => format!("exit status {} without a word", output.exit.code),
-    });
+    let text = logged
+        .or_else(|| last_line(&output.stderr))
+        .unwrap_or_else(|| match output.exit.signal {
+            Some(signal) => format!("ended by signal {signal} without a word"),
+            None => format!("exit status {} without a word", output.exit.code),
+        });
     (kind(&text), text)
 }
 
@@ -46,9 +49,17 @@ pub(super) fn explain(logged: Option<String>, output: &Output) -> (Kind, String)
 /// container must not read as a missing container, so "no such file" alone says nothing.
 fn kind(text: &str) -> Kind {
     let says = |words: &[&str]| words.iter().any(|w| text.contains(w));
-    if says(&["container does not exist", "container not running", "process already finished", "no such process"]) {
+    if says(&[
+        "container does not exist",
+        "container not running",
+        "process already finished",
+        "no such process",
+    ]) {
         Kind::NotFound
-    } else if says(&["container with id exists", "container with given ID already exists"]) {
+    } else if says(&[
+        "container with id exists",
+        "container with given ID already exists",
+    ]) {
         Kind::Exists
     } else {
         Kind::Other
@@ -59,18 +70,28 @@ fn last_error_in(text: &[u8]) -> Option<String> {
     text.split(|b| *b == b'\n').rev().find_map(|line| {
         let line: serde_json::Value = serde_json::from_slice(line).ok()?;
         let level = line.get("level")?.as_str()?;
-        if !["error", "fatal", "panic"].iter().any(|l| level.eq_ignore_ascii_case(l)) {
+        if !["error", "fatal", "panic"]
+            .iter()
+            .any(|l| level.eq_ignore_ascii_case(l))
+        {
             return None;
         }
         // youki keeps the text one level deeper.
-        let text = line.get("msg").or_else(|| line.pointer("/fields/message"))?.as_str()?;
+        let text = line
+            .get("msg")
+            .or_else(|| line.pointer("/fields/message"))?
+            .as_str()?;
         Some(bounded(text))
     })
 }
 
 fn last_line(stderr: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(stderr);
-    text.lines().rev().map(str::trim).find(|l| !l.is_empty()).map(bounded)
+    text.lines()
+        .rev()
+        .map(str::trim)
+        .find(|l| !l.is_empty())
+        .map(bounded)
 }
 
 fn bounded(text: &str) -> String {
@@ -93,7 +114,9 @@ mod tests {
 
     #[test]
     fn only_what_an_own_run_wrote_is_read() {
-        let Ok(dir) = tempfile::tempdir() else { panic!("make a directory") };
+        let Ok(dir) = tempfile::tempdir() else {
+            panic!("make a directory")
+        };
         let log = dir.path().join("log.json");
         let line = "{\"level\":\"error\",\"msg\":\"old\"}\n";
         assert!(fs::write(&log, line).is_ok());

@@ -66,7 +66,11 @@ pub fn choose(named: &str, prefer_crun: bool, configured: &str, hybrid: bool) ->
 pub fn find(name: &str) -> Result<PathBuf> {
     let path = Path::new(name);
     if path.is_absolute() {
-        return if executable(path) { Ok(path.into()) } else { Err(missing(name, "no executable file there")) };
+        return if executable(path) {
+            Ok(path.into())
+        } else {
+            Err(missing(name, "no executable file there"))
+        };
     }
     if name.is_empty() || name.contains('/') {
         return Err(missing(name, "give a plain name or an absolute path"));
@@ -75,7 +79,12 @@ pub fn find(name: &str) -> Result<PathBuf> {
         .filter(|dir| dir.is_absolute())
         .map(|dir| dir.join(name))
         .find(|candidate| executable(candidate))
-        .ok_or_else(|| missing(name, "executable file not found in $PATH; install it or name another one"))
+        .ok_or_else(|| {
+            missing(
+                name,
+                "executable file not found in $PATH; install it or name another one",
+            )
+        })
 }
 
 fn executable(path: &Path) -> bool {
@@ -102,9 +111,25 @@ mod tests {
     #[test]
     fn the_caller_wins_over_every_preference() {
         for prefer in [false, true] {
-            assert_eq!(choose("/bin/sh", prefer, "/bin/true", false).ok(), Some("/bin/sh".into()));
+            assert_eq!(
+                choose("/bin/sh", prefer, "/bin/true", false).ok(),
+                Some("/bin/sh".into())
+            );
         }
-        assert_eq!(choose("", true, "/bin/true", true).ok(), Some("/bin/true".into()));
+        assert_eq!(
+            choose("", true, "/bin/true", true).ok(),
+            Some("/bin/true".into())
+        );
+    }
+
+    #[test]
+    fn crun_is_no_choice_under_a_hybrid_mount_nor_for_a_daemon() {
+        assert_eq!(choose("", true, "", true).ok(), find(RUNC).ok());
+        assert_eq!(choose("", false, "/bin/true", false).ok(), find(RUNC).ok());
+        assert_eq!(
+            choose("", true, "", false).ok(),
+            find(CRUN).or_else(|_| find(RUNC)).ok()
+        );
     }
 
     #[test]

@@ -105,12 +105,22 @@ impl Runtime {
             args.push("--no-new-keyring".into());
         }
         args.push(id.into());
-        self.run(reaper, create.bundle, args, CREATE_LIMIT, Some(create.stdio)).await.map(drop)
+        self.run(
+            reaper,
+            create.bundle,
+            args,
+            CREATE_LIMIT,
+            Some(create.stdio),
+        )
+        .await
+        .map(drop)
     }
 
     /// Lets init run the program.
     pub async fn start(&self, reaper: &Reaper, bundle: &Path, id: &str) -> Result<()> {
-        self.run(reaper, bundle, args(["start", id]), START_LIMIT, None).await.map(drop)
+        self.run(reaper, bundle, args(["start", id]), START_LIMIT, None)
+            .await
+            .map(drop)
     }
 
     /// Runs another process in the container.
@@ -121,19 +131,44 @@ impl Runtime {
         args.push("--pid-file".into());
         args.push(exec.pid_file.into());
         args.push(id.into());
-        self.run(reaper, exec.bundle, args, EXEC_LIMIT, Some(exec.stdio)).await.map(drop)
+        self.run(reaper, exec.bundle, args, EXEC_LIMIT, Some(exec.stdio))
+            .await
+            .map(drop)
     }
 
     /// Signals init, or every process of the container.
-    pub async fn kill(&self, reaper: &Reaper, bundle: &Path, id: &str, signal: u32, all: bool) -> Result<()> {
+    pub async fn kill(
+        &self,
+        reaper: &Reaper,
+        bundle: &Path,
+        id: &str,
+        signal: u32,
+        all: bool,
+    ) -> Result<()> {
         let number = signal.to_string();
-        let args = if all { args(["kill", "--all", id, &number]) } else { args(["kill", id, &number]) };
-        self.run(reaper, bundle, args, KILL_LIMIT, None).await.map(drop)
+        let args = if all {
+            args(["kill", "--all", id, &number])
+        } else {
+            args(["kill", id, &number])
+        };
+        self.run(reaper, bundle, args, KILL_LIMIT, None)
+            .await
+            .map(drop)
     }
 
     /// Removes the container's state; with `force` its processes too. A container the runtime does not know is done.
-    pub async fn delete(&self, reaper: &Reaper, bundle: &Path, id: &str, force: bool) -> Result<()> {
-        let args = if force { args(["delete", "--force", id]) } else { args(["delete", id]) };
+    pub async fn delete(
+        &self,
+        reaper: &Reaper,
+        bundle: &Path,
+        id: &str,
+        force: bool,
+    ) -> Result<()> {
+        let args = if force {
+            args(["delete", "--force", id])
+        } else {
+            args(["delete", id])
+        };
         match self.run(reaper, bundle, args, DELETE_LIMIT, None).await {
             // Only runc says it in words; for all of them a container is its state directory.
             Err(e) if !e.is_gone() && self.state_dir(id).exists() => Err(e),
@@ -143,12 +178,16 @@ impl Runtime {
 
     /// Freezes all processes of the container.
     pub async fn pause(&self, reaper: &Reaper, bundle: &Path, id: &str) -> Result<()> {
-        self.run(reaper, bundle, args(["pause", id]), FREEZE_LIMIT, None).await.map(drop)
+        self.run(reaper, bundle, args(["pause", id]), FREEZE_LIMIT, None)
+            .await
+            .map(drop)
     }
 
     /// Thaws them.
     pub async fn resume(&self, reaper: &Reaper, bundle: &Path, id: &str) -> Result<()> {
-        self.run(reaper, bundle, args(["resume", id]), FREEZE_LIMIT, None).await.map(drop)
+        self.run(reaper, bundle, args(["resume", id]), FREEZE_LIMIT, None)
+            .await
+            .map(drop)
     }
 
     /// One verb: bounded, with an environment of its own, in the bundle.
@@ -160,7 +199,10 @@ impl Runtime {
         limit: Duration,
         stdio: Option<[Stdio; 3]>,
     ) -> Result<Output> {
-        let name = verb.first().map(|v| v.to_string_lossy().into_owned()).unwrap_or_default();
+        let name = verb
+            .first()
+            .map(|v| v.to_string_lossy().into_owned())
+            .unwrap_or_default();
         let mut helper = Helper::new(&self.binary, limit);
         helper.env = environment();
         helper.output_cap = OUTPUT_CAP;
@@ -175,7 +217,11 @@ impl Runtime {
             helper.args.push(log.into());
             helper.args.extend(args(["--log-format", "json"]));
         }
-        helper.cwd = Some(if log.is_some() { bundle.into() } else { "/".into() });
+        helper.cwd = Some(if log.is_some() {
+            bundle.into()
+        } else {
+            "/".into()
+        });
         if self.systemd_cgroup {
             helper.args.push("--systemd-cgroup".into());
         }
@@ -189,7 +235,10 @@ impl Runtime {
         if output.timed_out {
             return Err(Error::new(
                 Kind::Deadline,
-                format!("run {program} {name}: no end within {} s, killed", limit.as_secs()),
+                format!(
+                    "run {program} {name}: no end within {} s, killed",
+                    limit.as_secs()
+                ),
             ));
         }
         if output.exit.code == 0 {
@@ -212,10 +261,16 @@ pub async fn features(reaper: &Reaper, binary: &Path) -> Result<Vec<u8>> {
     helper.args = args(["features"]);
     let output = helper.run(reaper).await?;
     let fine = output.exit.code == 0 && !output.timed_out && !output.truncated;
-    if fine && serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&output.stdout).is_ok() {
+    if fine
+        && serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&output.stdout)
+            .is_ok()
+    {
         return Ok(output.stdout);
     }
-    Err(Error::new(Kind::Unsupported, format!("run {} features: it printed no document", binary.display())))
+    Err(Error::new(
+        Kind::Unsupported,
+        format!("run {} features: it printed no document", binary.display()),
+    ))
 }
 
 /// PATH (hooks are found by it) and nothing else: a NOTIFY_SOCKET or a LISTEN_FDS of our own would be taken by the
@@ -225,7 +280,9 @@ fn environment() -> Vec<(OsString, OsString)> {
 }
 
 fn search_path() -> OsString {
-    env::var_os("PATH").filter(|p| !p.is_empty()).unwrap_or_else(|| DEFAULT_PATH.into())
+    env::var_os("PATH")
+        .filter(|p| !p.is_empty())
+        .unwrap_or_else(|| DEFAULT_PATH.into())
 }
 
 fn args<S: AsRef<OsStr>, const N: usize>(words: [S; N]) -> Vec<OsString> {

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use podvisor::config::Config;
-use podvisor::container::{ContainerRecord, Containers, CreateRequest, Events, Ledger, RuntimeOptions, undo};
+use podvisor::container::{
+    ContainerRecord, Containers, CreateRequest, Events, Ledger, RuntimeOptions, undo,
+};
 use podvisor::error::Result;
 use podvisor::mount::Mount;
 use podvisor::process::Reaper;
@@ -43,18 +45,41 @@ pub struct Log(Mutex<Vec<(&'static str, Any)>>);
 
 /// Runs `body` as a supervisor would: on a current-thread runtime.
 pub fn supervise<F: Future<Output = ()>>(body: impl FnOnce() -> F) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(body());
 }
 
 impl Kit {
     /// `runtime`: a name or a path. Inside a runtime only.
     pub fn new(runtime: &str) -> Self {
-        let (book, log, reaper) = (Arc::<Book>::default(), Arc::<Log>::default(), Reaper::start().unwrap());
-        let containers =
-            Containers::new(Arc::new(Config::default()), "test".into(), reaper.clone(), book.clone(), log.clone());
-        let dir = tempfile::Builder::new().prefix("pvtest-bundles-").tempdir_in("/run").unwrap();
-        Self { containers, book, log, reaper, dir, rootfs: rootfs::make(), runtime: runtime.into() }
+        let (book, log, reaper) = (
+            Arc::<Book>::default(),
+            Arc::<Log>::default(),
+            Reaper::start().unwrap(),
+        );
+        let containers = Containers::new(
+            Arc::new(Config::default()),
+            "test".into(),
+            reaper.clone(),
+            book.clone(),
+            log.clone(),
+        );
+        let dir = tempfile::Builder::new()
+            .prefix("pvtest-bundles-")
+            .tempdir_in("/run")
+            .unwrap();
+        Self {
+            containers,
+            book,
+            log,
+            reaper,
+            dir,
+            rootfs: rootfs::make(),
+            runtime: runtime.into(),
+        }
     }
 
     /// A bundle that runs `script`; `edit` changes its config.json.
@@ -73,7 +98,11 @@ impl Kit {
                 options: vec!["rbind".into(), "rw".into()],
             }],
             stdout: format!("file://{}", bundle.join("out").display()),
-            options: RuntimeOptions { binary: self.runtime.clone(), root: self.root(), ..Default::default() },
+            options: RuntimeOptions {
+                binary: self.runtime.clone(),
+                root: self.root(),
+                ..Default::default()
+            },
             bundle,
             ..Default::default()
         }
@@ -81,16 +110,29 @@ impl Kit {
 
     /// Creates and starts.
     pub async fn run(&self, id: &str, script: &str) -> u32 {
-        let pid = self.containers.create(self.request(id, script, |_| ())).await.unwrap();
+        let pid = self
+            .containers
+            .create(self.request(id, script, |_| ()))
+            .await
+            .unwrap();
         assert_eq!(self.containers.start(id, "").await.unwrap(), pid);
+        settled(pid).await;
         pid
     }
 
     /// Registers `script` as an exec.
     pub async fn exec(&self, id: &str, exec_id: &str, script: &str) -> Result<()> {
-        let out = format!("file://{}", self.dir.path().join(format!("{id}-{exec_id}.out")).display());
+        let out = format!(
+            "file://{}",
+            self.dir
+                .path()
+                .join(format!("{id}-{exec_id}.out"))
+                .display()
+        );
         let process = process(script).to_string();
-        self.containers.exec(id, exec_id, false, "", &out, "", process.as_bytes()).await
+        self.containers
+            .exec(id, exec_id, false, "", &out, "", process.as_bytes())
+            .await
     }
 
     /// What an exec printed.
@@ -100,11 +142,17 @@ impl Kit {
 
     /// Waits for the exit and answers the code.
     pub async fn code(&self, id: &str, exec_id: &str) -> u32 {
-        tokio::time::timeout(BOUND, self.containers.wait(id, exec_id)).await.expect("an exit").unwrap().0
+        tokio::time::timeout(BOUND, self.containers.wait(id, exec_id))
+            .await
+            .expect("an exit")
+            .unwrap()
+            .0
     }
 
     pub async fn undo(&self, record: &ContainerRecord) {
-        undo(&Config::default(), &self.reaper, record).await.unwrap();
+        undo(&Config::default(), &self.reaper, record)
+            .await
+            .unwrap();
     }
 
     pub fn bundle(&self, id: &str) -> PathBuf {
@@ -124,11 +172,21 @@ impl Kit {
 
     /// The same but for the record.
     pub fn assert_undone(&self, id: &str) {
-        assert!(!Path::new(&self.root()).join("test").join(id).exists(), "the runtime's state");
+        assert!(
+            !Path::new(&self.root()).join("test").join(id).exists(),
+            "the runtime's state"
+        );
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        assert!(!mounts.contains(&format!("{}/", self.bundle(id).display())), "{mounts}");
+        assert!(
+            !mounts.contains(&format!("{}/", self.bundle(id).display())),
+            "{mounts}"
+        );
         for root in crate::support::sandbox::cgroup_roots() {
-            assert!(!root.join("pv").join(id).exists(), "cgroup below {}", root.display());
+            assert!(
+                !root.join("pv").join(id).exists(),
+                "cgroup below {}",
+                root.display()
+            );
         }
     }
 }
@@ -141,7 +199,10 @@ impl Book {
 
 impl Ledger for Book {
     fn save(&self, record: &ContainerRecord) -> Result<()> {
-        self.0.lock().unwrap().insert(record.id.clone(), record.clone());
+        self.0
+            .lock()
+            .unwrap()
+            .insert(record.id.clone(), record.clone());
         Ok(())
     }
 
@@ -160,7 +221,24 @@ impl Events for Log {
 impl Log {
     /// Everything so far, and forgets it: topics with what tells them apart (`exit c/e 7`).
     pub fn take(&self) -> Vec<String> {
-        self.0.lock().unwrap().drain(..).map(|(topic, any)| told(topic, &any)).collect()
+        self.0
+            .lock()
+            .unwrap()
+            .drain(..)
+            .map(|(topic, any)| told(topic, &any))
+            .collect()
+    }
+}
+
+/// Until the program has taken the runtime's place and runs what it was told (or is gone): `start` may answer before,
+/// and a listing of processes would differ.
+async fn settled(pid: u32) {
+    let line = || fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    while line().contains("init")
+        || line().contains("--root")
+        || line().starts_with("/bin/sh\0-c\0sleep")
+    {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -171,11 +249,17 @@ fn told(topic: &str, any: &Any) -> String {
         "exit" => {
             let exit: TaskExit = unpack(any, &name).unwrap().unwrap();
             assert!(exit.pid > 0 && exit.exited_at.is_some(), "{exit:?}");
-            format!("exit {}/{} {}", exit.container_id, exit.id, exit.exit_status)
+            format!(
+                "exit {}/{} {}",
+                exit.container_id, exit.id, exit.exit_status
+            )
         }
         "delete" => {
             let delete: TaskDelete = unpack(any, &name).unwrap().unwrap();
-            assert!(delete.pid > 0 && delete.id.is_empty() && delete.exited_at.is_some(), "{delete:?}");
+            assert!(
+                delete.pid > 0 && delete.id.is_empty() && delete.exited_at.is_some(),
+                "{delete:?}"
+            );
             format!("delete {} {}", delete.container_id, delete.exit_status)
         }
         other => other.into(),
