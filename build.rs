@@ -1,9 +1,10 @@
-//! Generates the wire messages from `protos/` and, once its source is there, compiles the infra program.
+//! Generates the wire messages from `protos/` and compiles the infra program.
 //!
 //! Both steps need nothing but cargo and rustc: the parser of the code generator is pure Rust, so no `protoc`.
 //! Output goes to `OUT_DIR` only.
 
 use std::error::Error;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
@@ -27,7 +28,10 @@ const SETS: &[(&str, &[&str])] = &[
     ("task_v2", &["runtime/task/v2/shim.proto"]),
     ("task_v3", &["runtime/task/v3/shim.proto"]),
     ("bootstrap", &["runtime/bootstrap/bootstrap.proto"]),
-    ("events", &["events/sandbox_events.proto", "events/task_events.proto"]),
+    (
+        "events",
+        &["events/sandbox_events.proto", "events/task_events.proto"],
+    ),
     ("events_ttrpc", &["services/events.proto"]),
     ("runc_options", &["options/oci.proto"]),
     ("runtimeoptions", &["options/runtimeoptions.proto"]),
@@ -44,7 +48,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed={PROTOS}");
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("find OUT_DIR: run this through cargo")?);
     for (name, files) in SETS {
-        messages(&out.join(name), files).map_err(|e| format!("generate messages of set {name}: {e}"))?;
+        messages(&out.join(name), files)
+            .map_err(|e| format!("generate messages of set {name}: {e}"))?;
     }
     infra_program(&out)
 }
@@ -57,8 +62,16 @@ fn messages(dir: &Path, files: &[&str]) -> Result<(), Box<dyn Error>> {
         .inputs(&inputs)
         .include(PROTOS)
         .rust_protobuf()
-        .rust_protobuf_customize(ProtobufCustomize::default().gen_mod_rs(true).lite_runtime(true))
-        .customize(Customize { async_all: true, gen_mod: true, ..Customize::default() })
+        .rust_protobuf_customize(
+            ProtobufCustomize::default()
+                .gen_mod_rs(true)
+                .lite_runtime(true),
+        )
+        .customize(Customize {
+            async_all: true,
+            gen_mod: true,
+            ..Customize::default()
+        })
         .out_dir(dir)
         .run()?;
     // The written list opens with inner attributes, which include! refuses; only the modules are wanted.
@@ -75,17 +88,19 @@ fn messages(dir: &Path, files: &[&str]) -> Result<(), Box<dyn Error>> {
 /// Compiles the infra program, the first process of a pod, to `podvisor-infra` in `out`.
 ///
 /// It is a static program without a standard library, so that it shares no page with anything and costs the pod a
-/// few kilobytes; plain rustc is enough and keeps it out of the dependency graph. Nothing is done while its source
-/// file does not exist.
+/// few kilobytes; plain rustc is enough and keeps it out of the dependency graph.
 fn infra_program(out: &Path) -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed={INFRA_SOURCE}");
-    if !Path::new(INFRA_SOURCE).exists() {
-        return Ok(());
-    }
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let target = env::var("TARGET").map_err(|e| format!("find TARGET: {e}"))?;
     let binary = out.join("podvisor-infra");
-    let done = Command::new(&rustc)
+    let mut compile = Command::new(&rustc);
+    if let Some(linker) = env::var_os("RUSTC_LINKER") {
+        let mut option = OsString::from("linker=");
+        option.push(linker);
+        compile.arg("-C").arg(option);
+    }
+    let done = compile
         .args(["--edition", "2024", "--crate-type", "bin", "--crate-name", "podvisor_infra"])
         .args(["--target", &target])
         .args(["-C", "panic=abort", "-C", "opt-level=s", "-C", "strip=symbols", "-C", "debuginfo=0"])

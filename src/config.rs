@@ -112,7 +112,9 @@ impl Config {
         let named = env::var_os("PODVISOR_CONFIG").filter(|p| !p.is_empty());
         let path = named.as_ref().map_or(Path::new(DEFAULT_PATH), Path::new);
         match fs::read_to_string(path) {
-            Ok(text) => Self::parse(&text).map_err(|e| e.within(format!("read {}", path.display()))),
+            Ok(text) => {
+                Self::parse(&text).map_err(|e| e.within(format!("read {}", path.display())))
+            }
             Err(e) if e.kind() == io::ErrorKind::NotFound && named.is_none() => Ok(Self::default()),
             Err(e) => Err(Error::io(format!("read {}", path.display()), e)),
         }
@@ -139,7 +141,10 @@ impl Config {
         if !config.cgroup_parent.starts_with('/') || config.cgroup_parent.contains("..") {
             return Err(Error::new(
                 Kind::Invalid,
-                format!("check cgroup_parent = {:?}: give an absolute path without '..'", config.cgroup_parent),
+                format!(
+                    "check cgroup_parent = {:?}: give an absolute path without '..'",
+                    config.cgroup_parent
+                ),
             ));
         }
         Ok(config)
@@ -167,7 +172,13 @@ mod tests {
 
     #[test]
     fn unknown_keys_and_impossible_bounds_are_errors() {
-        for text in ["runtim = \"runc\"", "idle_timeout = -1.0", "[cni]\nadd_timeout = 0.0", "cgroup_parent = \"x\"", "[cni"] {
+        for text in [
+            "runtim = \"runc\"",
+            "idle_timeout = -1.0",
+            "[cni]\nadd_timeout = 0.0",
+            "cgroup_parent = \"x\"",
+            "[cni",
+        ] {
             assert!(Config::parse(text).is_err(), "{text}");
         }
     }
@@ -175,6 +186,9 @@ mod tests {
     #[test]
     fn defaults_hold_where_the_file_is_silent() {
         let config = Config::parse("[cni]\nadd_timeout = 2.5\n").map_err(|e| e.to_string());
-        assert_eq!(config.map(|c| (c.add_timeout(), c.del_timeout())), Ok((Duration::from_millis(2500), Duration::from_secs(60))));
+        assert_eq!(
+            config.map(|c| (c.add_timeout(), c.del_timeout())),
+            Ok((Duration::from_millis(2500), Duration::from_secs(60)))
+        );
     }
 }

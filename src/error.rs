@@ -166,8 +166,11 @@ mod tests {
 
     #[test]
     fn kind_survives_context_and_text_reads_outside_in() {
-        let inner: Result<()> = Err(io::Error::from_raw_os_error(libc::ENOENT)).context(|| "open /x");
-        let outer = inner.context(|| "start sandbox a").map_err(|e| (e.kind(), e.to_string()));
+        let inner: Result<()> =
+            Err(io::Error::from_raw_os_error(libc::ENOENT)).context(|| "open /x");
+        let outer = inner
+            .context(|| "start sandbox a")
+            .map_err(|e| (e.kind(), e.to_string()));
         assert_eq!(
             outer,
             Err((

@@ -64,7 +64,9 @@ pub fn check_interface(name: &str) -> Result<&str> {
         || name.len() > MAX_INTERFACE
         || name == "."
         || name == ".."
-        || name.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control());
+        || name
+            .chars()
+            .any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control());
     if bad {
         return Err(invalid(
             "interface name",
@@ -87,7 +89,9 @@ mod tests {
     #[test]
     fn hostile_ids_are_refused() {
         let long = "a".repeat(300);
-        for id in ["", ".", "..", "a/b", "-rf", "a\nb", "a b", "a..b", "a-", "\0", "é", &long] {
+        for id in [
+            "", ".", "..", "a/b", "-rf", "a\nb", "a b", "a..b", "a-", "\0", "é", &long,
+        ] {
             assert!(check("sandbox id", id).is_err(), "{id:?}");
         }
     }

@@ -1,4 +1,9 @@
 //! The process room, for real: exits, signals, orphans, helpers. Each test drives the one wait table of this process.
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a test may panic, also in its helpers"
+)]
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -125,6 +130,28 @@ fn a_stopped_child_costs_no_time() {
     });
 }
 
+/// FL-065: a SIGTERM is not the end of reaping.
+#[test]
+fn children_are_reaped_after_a_sigterm() {
+    run(async {
+        let reaper = Reaper::start().expect("start");
+        let kind = tokio::signal::unix::SignalKind::terminate();
+        let mut terminate = tokio::signal::unix::signal(kind).expect("listen");
+        let own = Identity::own().expect("own identity");
+        assert!(own.signal(libc::SIGTERM).expect("signal ourselves"));
+        terminate.recv().await.expect("it comes");
+        assert_eq!(
+            reaper
+                .spawn(shell("exit 9"))
+                .expect("spawn")
+                .wait()
+                .await
+                .code,
+            9
+        );
+    });
+}
+
 #[test]
 fn an_orphan_that_is_adopted_tells_its_exit() {
     run(async {
@@ -242,6 +269,20 @@ fn what_a_helper_leaves_in_its_group_is_killed_and_holds_nobody_up() {
             "it waited for the pipe of its grandchild"
         );
         assert_gone(number(&output.stdout)).await;
+    });
+}
+
+#[test]
+fn what_a_helper_leaves_in_its_group_lives_on_when_asked() {
+    run(async {
+        let reaper = Reaper::start().expect("start");
+        let mut exec = helper("sleep 66 >/dev/null 2>&1 & echo $!", LIMIT);
+        exec.spare_group = true;
+        let pid = number(&exec.run(&reaper).await.expect("run").stdout);
+        let left = reaper.adopt(pid).expect("adopt");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(left.signal(libc::SIGTERM).expect("signal"));
+        assert_eq!(left.wait().await.signal, Some(libc::SIGTERM));
     });
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Promises to tell v1, v2 and the mix of both apart by what is mounted, never by the distribution.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Error, Kind, Result};
 use crate::sys::mountinfo;
@@ -43,7 +43,7 @@ impl Layout {
         let mut trees: Vec<(Vec<String>, PathBuf)> = Vec::new();
         for entry in table {
             // A part of a tree, bound somewhere for a container: paths from /proc/<pid>/cgroup do not start there.
-            let whole = entry.root == PathBuf::from("/");
+            let whole = entry.root == Path::new("/");
             match entry.kind.as_str() {
                 "cgroup2" if whole && unified.is_none() => unified = Some(entry.point.clone()),
                 "cgroup" if whole => {

@@ -1,33 +1,232 @@
-//! Our outgoing ttrpc. STUB of the public surface; bodies to be written.
-#![allow(missing_docs, unused_variables, clippy::todo)]
+//! Our outgoing ttrpc: connecting, telling a closed peer from a failed call, and the schedule of retries.
+//!
+//! Promises that the spellings of "closed" are compared in one place, [`is_closed`]; a test pins them to the version of
+//! ttrpc in use. Must never decide what is safe to repeat: that is the caller's knowledge.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::error::Result;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use tokio::net::UnixStream;
+use ttrpc::asynchronous::transport::Socket;
+use ttrpc::{Code, Error as Ttrpc};
 
-/// True when the error means that the peer has closed, in any of the spellings of ttrpc 0.10 (one place).
-pub fn is_closed(error: &ttrpc::Error) -> bool { todo!() }
-/// The crate's error of a ttrpc error: kind by status code; closed becomes Kind::Gone.
-pub fn from_ttrpc(what: &str, error: ttrpc::Error) -> crate::error::Error { todo!() }
+use crate::error::{Error, Kind, Result};
+use crate::proto::events_ttrpc::events_ttrpc::EventsClient;
+use crate::proto::sandbox::sandbox_ttrpc::SandboxClient;
+use crate::proto::task_v3::shim_ttrpc::TaskClient;
 
-/// One connection to a supervisor (or anything that speaks ttrpc on a unix socket).
-#[derive(Clone)]
-pub struct Client {}
-impl std::fmt::Debug for Client { fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str("Client") } }
+/// Tries of [`retry_closed`], the first included: containerd's own number.
+const TRIES: u32 = 3;
 
-impl Client {
-    /// `address` is `unix:///path` or a path. Gone when nothing listens.
-    pub async fn connect(address: &str) -> Result<Self> { todo!() }
-    pub fn sandbox(&self) -> crate::proto::sandbox::sandbox_ttrpc::SandboxClient { todo!() }
-    pub fn task(&self) -> crate::proto::task_v3::shim_ttrpc::TaskClient { todo!() }
+/// Unit of the pause before try i+1: 100 ms x i^2, containerd's own schedule.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// True when the error means that the peer has closed, in any of the spellings of ttrpc 0.10.
+///
+/// In flight it is `Socket("early eof")`, the next call on the same client is `Others("reserve channel …")`. The words
+/// `ttrpc: closed` are Go's and never come from this library.
+pub fn is_closed(error: &Ttrpc) -> bool {
+    match error {
+        Ttrpc::Socket(_) | Ttrpc::LocalClosed | Ttrpc::RemoteClosed | Ttrpc::Eof => true,
+        Ttrpc::Others(text) => text.starts_with("reserve channel capacity failed"),
+        _ => false,
+    }
 }
 
-/// A ttrpc context with a timeout (None: none).
-pub fn context(limit: Option<Duration>) -> ttrpc::context::Context { todo!() }
+/// The crate's error of a ttrpc error: kind by status code, closed becomes [`Kind::Gone`].
+pub fn from_ttrpc(what: &str, error: Ttrpc) -> Error {
+    if is_closed(&error) {
+        return Error::caused(Kind::Gone, what, error);
+    }
+    match error {
+        Ttrpc::RpcStatus(status) => {
+            let kind = kind_of(status.code());
+            Error::new(kind, format!("{what}: {}", status.message))
+        }
+        Ttrpc::Others(text) if text.starts_with("Request deadline elapsed") => Error::new(
+            Kind::Deadline,
+            format!("{what}: no answer within the time given"),
+        ),
+        other => Error::caused(Kind::Other, what, other),
+    }
+}
 
-/// Can something be connected to at this socket right now? (blocking, for `start`)
-pub fn is_live(socket: &Path) -> bool { todo!() }
+/// One connection to a supervisor, or to anything that speaks ttrpc on a unix socket. Cheap to clone.
+#[derive(Clone)]
+pub struct Client {
+    inner: ttrpc::asynchronous::Client,
+}
 
-/// Runs `call` with reconnects on closed: 100 ms x i^2, at most 3 tries; the last error otherwise.
-pub async fn retry_closed<T, F, Fut>(address: &str, call: F) -> Result<T>
-where F: FnMut(Client) -> Fut, Fut: std::future::Future<Output = Result<T>> { todo!() }
+impl Client {
+    /// Connects to `unix:///path` or a bare path.
+    ///
+    /// # Errors
+    /// Gone when nothing listens there, Busy when its queue of connections is full.
+    pub async fn connect(address: &str) -> Result<Self> {
+        let path = path_of(address);
+        match UnixStream::connect(path).await {
+            Ok(stream) => Ok(Self {
+                inner: ttrpc::asynchronous::Client::new(Socket::from(stream)),
+            }),
+            Err(e) => {
+                let kind = match e.kind() {
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Kind::Gone,
+                    io::ErrorKind::WouldBlock => Kind::Busy,
+                    _ => Kind::Other,
+                };
+                Err(Error::io(format!("connect to {path}"), e).as_kind(kind))
+            }
+        }
+    }
+
+    /// The sandbox service.
+    pub fn sandbox(&self) -> SandboxClient {
+        SandboxClient::new(self.inner.clone())
+    }
+
+    /// The task service.
+    pub fn task(&self) -> TaskClient {
+        TaskClient::new(self.inner.clone())
+    }
+
+    /// The daemon's service that takes events.
+    pub fn events(&self) -> EventsClient {
+        EventsClient::new(self.inner.clone())
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Client")
+    }
+}
+
+/// The path in `unix:///path`, or the bare path itself.
+pub fn path_of(address: &str) -> &str {
+    address.strip_prefix("unix://").unwrap_or(address)
+}
+
+/// A ttrpc context with a timeout; `None` sends none.
+pub fn context(limit: Option<Duration>) -> ttrpc::context::Context {
+    let nanos = limit.map_or(0, |limit| {
+        i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX).max(1)
+    });
+    ttrpc::context::with_timeout(nanos)
+}
+
+/// Whether something listens on this socket right now. Never blocks: a full queue is a listener too.
+pub fn is_live(path: &Path) -> bool {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let Ok(address) = UnixAddr::new(path) else {
+        return false;
+    };
+    let Ok(socket) = socket(AddressFamily::Unix, SockType::Stream, flags, None) else {
+        return false;
+    };
+    matches!(
+        connect(socket.as_raw_fd(), &address),
+        Ok(()) | Err(Errno::EAGAIN | Errno::EINPROGRESS)
+    )
+}
+
+/// Runs `call` on a fresh connection, again after "closed": at most 3 tries, 100 ms x i^2 apart.
+///
+/// # Errors
+/// The last error when every try met a closed peer, the first one otherwise.
+pub async fn retry_closed<T, F, Fut>(address: &str, mut call: F) -> Result<T>
+where
+    F: FnMut(Client) -> Fut,
+    Fut: Future<Output = Result<T>>,
+{
+    let mut done = 0;
+    loop {
+        let result = match Client::connect(address).await {
+            Ok(client) => call(client).await,
+            Err(e) => Err(e),
+        };
+        done += 1;
+        match result {
+            Err(e) if e.kind() == Kind::Gone && done < TRIES => {
+                tokio::time::sleep(PAUSE * done * done).await
+            }
+            other => return other,
+        }
+    }
+}
+
+fn kind_of(code: Code) -> Kind {
+    match code {
+        Code::NOT_FOUND => Kind::NotFound,
+        Code::ALREADY_EXISTS => Kind::Exists,
+        Code::FAILED_PRECONDITION => Kind::State,
+        Code::INVALID_ARGUMENT => Kind::Invalid,
+        Code::DEADLINE_EXCEEDED => Kind::Deadline,
+        Code::UNAVAILABLE => Kind::Busy,
+        Code::UNIMPLEMENTED => Kind::Unsupported,
+        Code::CANCELLED => Kind::Cancelled,
+        Code::PERMISSION_DENIED => Kind::Denied,
+        _ => Kind::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_follows_the_status_code() {
+        for (code, kind) in [
+            (Code::NOT_FOUND, Kind::NotFound),
+            (Code::UNAVAILABLE, Kind::Busy),
+            (Code::UNIMPLEMENTED, Kind::Unsupported),
+            (Code::UNKNOWN, Kind::Other),
+        ] {
+            let error = from_ttrpc("stop", ttrpc::error::get_rpc_status(code, "why"));
+            assert_eq!(
+                (error.kind(), error.to_string().as_str()),
+                (kind, "stop: why")
+            );
+        }
+    }
+
+    #[test]
+    fn closed_is_gone_in_every_spelling() {
+        for error in [
+            Ttrpc::Socket("early eof".into()),
+            Ttrpc::RemoteClosed,
+            Ttrpc::LocalClosed,
+            Ttrpc::Others("reserve channel capacity failed: channel closed".into()),
+        ] {
+            assert_eq!(from_ttrpc("stop", error).kind(), Kind::Gone);
+        }
+        assert_eq!(
+            from_ttrpc("stop", Ttrpc::Others("Request deadline elapsed".into())).kind(),
+            Kind::Deadline
+        );
+        assert!(!is_closed(&Ttrpc::Others("Unpack response error".into())));
+    }
+
+    #[test]
+    fn a_context_never_asks_for_forever_by_accident() {
+        assert_eq!(context(None).timeout_nano, 0);
+        assert_eq!(context(Some(Duration::ZERO)).timeout_nano, 1);
+        assert_eq!(context(Some(Duration::MAX)).timeout_nano, i64::MAX);
+    }
+
+    #[test]
+    fn liveness_is_about_the_listener_and_not_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        assert!(!is_live(&path));
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert!(is_live(&path));
+        drop(listener);
+        assert!(path.exists() && !is_live(&path));
+    }
+}

@@ -11,7 +11,6 @@ mod event;
 mod exec;
 mod exit;
 mod kill;
-mod options;
 mod pod_context;
 mod record;
 mod start;
@@ -31,7 +30,7 @@ use crate::error::Result;
 use crate::mount::Mount;
 use crate::process::Reaper;
 
-pub use options::RuntimeOptions;
+pub use crate::spec::options::Options as RuntimeOptions;
 pub use record::{ContainerRecord, Events, ExitRecord, Ledger, Status};
 pub use undo::undo;
 

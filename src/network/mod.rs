@@ -1,50 +1,128 @@
-//! CNI from the runtime's side, and the pod's netns. STUB of the public surface; bodies to be written.
-#![allow(missing_docs, unused_variables, clippy::todo)]
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+//! CNI from the runtime's side, and the pod's netns.
+//!
+//! Owns the running of plugins, the record on disk that says whether a DEL is owed, libcni's cache entry of our
+//! attachments, and the pins of network namespaces. Promises: a plugin never starts before its record is on disk; a DEL
+//! uses the configuration and arguments of its ADD; nothing of a chain outlives its bound. Must never decide on DEL by
+//! anything but the record, and never touch a netns that the caller gave. The contract is in `docs/network.md`.
+
+mod base64;
+mod cache;
+mod cni;
+mod conf;
+mod disk;
+mod markers;
+pub mod netns;
+mod plugin;
+mod result;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use crate::config::Config;
-use crate::error::Result;
-use crate::process::Reaper;
+pub use cni::{add, del};
+pub use conf::{NetworkConf, list_confs, load_conf};
+pub use markers::NetworkRecord;
 
+use crate::error::{Error, Kind, Result};
+
+/// One published port, in the words of the CNI capability `portMappings`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortMapping {
+    /// Port on the host.
     #[serde(rename = "hostPort")]
     pub host_port: u16,
+    /// Port in the pod.
     #[serde(rename = "containerPort")]
     pub container_port: u16,
     /// tcp, udp or sctp, lower case.
     pub protocol: String,
+    /// Address of the host to listen on; empty: all.
     #[serde(rename = "hostIP", default, skip_serializing_if = "String::is_empty")]
     pub host_ip: String,
 }
-
-/// A loaded configuration list: exact bytes are kept, so that DEL uses the configuration of its ADD.
-#[derive(Clone, Debug)]
-pub struct NetworkConf { pub name: String, pub path: PathBuf, pub cni_version: String, pub bytes: Vec<u8>, pub plugins: Vec<Value>, pub disable_check: bool }
-
-/// Loads by network name, or (None) the first good file by name order; .conflist, .conf, .json. Bad files are warned about and skipped,
-/// unless the named network is among the broken ones: then the error names the file. NotFound lists the names there are.
-pub fn load_conf(config: &Config, name: Option<&str>) -> Result<NetworkConf> { todo!() }
-/// (name, path) of every network configured.
-pub fn list_confs(config: &Config) -> Vec<(String, PathBuf)> { todo!() }
 
 /// What ADD and DEL are given beside the configuration. Serialised into the on-disk record: DEL uses exactly this.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Attachment {
     /// CNI_CONTAINERID: the sandbox id.
     pub container_id: String,
+    /// CNI_NETNS: where the netns is pinned.
     pub netns: PathBuf,
+    /// CNI_IFNAME.
     pub ifname: String,
-    /// CNI_ARGS in order.
+    /// CNI_ARGS in order. `IgnoreUnknown=1` is put in front where it is missing: these arguments are for whichever
+    /// plugin knows them.
     pub args: Vec<(String, String)>,
+    /// Published ports; the plugins that declare the capability get them. A host port of 0 publishes nothing.
     pub port_mappings: Vec<PortMapping>,
-    /// Further capability args (dns, bandwidth ...), by capability name.
+    /// Further capability args (dns, bandwidth, ips, mac ...), by capability name.
     #[serde(default)]
-    pub capabilities: serde_json::Map<String, Value>,
+    pub capabilities: Map<String, Value>,
+}
+
+impl Attachment {
+    /// Everything that may become part of a path or of CNI_ARGS, checked before any file call.
+    fn check(&self) -> Result<()> {
+        crate::id::check("container id", &self.container_id)?;
+        crate::id::check_interface(&self.ifname)?;
+        if !self.netns.is_absolute() {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!("check netns path {:?}: give an absolute path", self.netns),
+            ));
+        }
+        for port in &self.port_mappings {
+            let known = matches!(port.protocol.as_str(), "tcp" | "udp" | "sctp");
+            let listens = port.host_ip.is_empty() || port.host_ip.parse::<IpAddr>().is_ok();
+            if !known || !listens {
+                return Err(Error::new(
+                    Kind::Invalid,
+                    format!(
+                        "check published port {}/{:?} at {:?}: the protocol is tcp, udp or sctp, the address an IP address or empty",
+                        port.host_port, port.protocol, port.host_ip
+                    ),
+                ));
+            }
+        }
+        for (key, value) in &self.args {
+            // CNI_ARGS has no quoting: a separator in a value would become another argument.
+            let bad = |s: &str| s.contains([';', '=']) || s.chars().any(char::is_control);
+            if key.is_empty() || bad(key) || bad(value) {
+                return Err(Error::new(
+                    Kind::Invalid,
+                    format!(
+                        "check CNI argument {key:?}={value:?}: neither part may hold ';', '=' or control characters"
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// CNI_ARGS as the plugins get them.
+    fn cni_args(&self) -> Vec<(String, String)> {
+        let mut args = self.args.clone();
+        if !args.is_empty() && !args.iter().any(|(k, _)| k == "IgnoreUnknown") {
+            args.insert(0, ("IgnoreUnknown".into(), "1".into()));
+        }
+        args
+    }
+
+    /// All capability args, by capability.
+    fn capability_args(&self) -> Map<String, Value> {
+        let mut all = self.capabilities.clone();
+        let published: Vec<&PortMapping> = self
+            .port_mappings
+            .iter()
+            .filter(|p| p.host_port != 0)
+            .collect();
+        if let (false, Ok(ports)) = (published.is_empty(), serde_json::to_value(&published)) {
+            all.insert("portMappings".into(), ports);
+        }
+        all
+    }
 }
 
 /// What ADD gave.
@@ -52,51 +130,6 @@ pub struct Attachment {
 pub struct AddResult {
     /// Addresses of interfaces in the sandbox, "10.1.2.3/24", order kept.
     pub ips: Vec<String>,
-    /// The whole result of the last plugin.
+    /// The whole result of the last plugin, in the version of the configuration.
     pub raw: Value,
-}
-
-/// The on-disk record of one pod's network, in `<state_root>/networks/<hash>/` (hash of namespace + sandbox id or pod key).
-/// Survives a reboot: temp file, fsync, rename, fsync of the directory. Files: `add-started.json` (conf bytes, attachment, boot id,
-/// namespace, sandbox id, time), `result.json`, `network-stopped`. A zero-length or half-written file is a known case:
-/// `add-started` present but unreadable still means DEL is owed (libcni's cache and the configuration directory are then used).
-#[derive(Debug, Clone)]
-pub struct NetworkRecord {}
-
-impl NetworkRecord {
-    /// The record's place for this sandbox; touches nothing.
-    pub fn at(config: &Config, namespace: &str, sandbox_id: &str) -> Self { todo!() }
-    pub fn dir(&self) -> &Path { todo!() }
-    /// `add-started` exists and `network-stopped` does not.
-    pub fn owes_del(&self) -> bool { todo!() }
-    /// Writes `add-started` before the first plugin.
-    pub fn begin(&self, conf: &NetworkConf, attachment: &Attachment) -> Result<()> { todo!() }
-    pub fn read_result(&self) -> Option<AddResult> { todo!() }
-    /// Removes the whole record (after DEL succeeded and the sandbox is forgotten); absent = done.
-    pub fn remove(&self) -> Result<()> { todo!() }
-    /// Every record below the state root: (namespace, sandbox id, record), also unreadable ones.
-    pub fn list(config: &Config) -> Vec<(String, String, NetworkRecord)> { todo!() }
-}
-
-/// ADD of the whole chain, bounded by `config.add_timeout()` (monotonic, whole chain). Order: `record.begin`, plugins with prevResult,
-/// result cached in libcni's form (`<cache_dir>/results/<net>-<cid>-<ifname>`) and in the record. `lo` is brought up first.
-/// On failure nothing is undone here: the record says DEL is owed; the error names plugin, code or signal, time spent, stderr tail.
-pub async fn add(config: &Config, reaper: &Reaper, record: &NetworkRecord, conf: &NetworkConf, attachment: &Attachment) -> Result<AddResult> { todo!() }
-
-/// DEL of the recorded ADD: reverse order, prevResult where known, the configuration and arguments of the ADD, bounded by `limit`.
-/// Does nothing when no DEL is owed. A missing netns means an empty CNI_NETNS. Sets `network-stopped` only on success, then removes
-/// libcni's cached result.
-pub async fn del(config: &Config, reaper: &Reaper, record: &NetworkRecord, limit: Duration) -> Result<()> { todo!() }
-
-/// Pinned network namespaces: `<runtime_root>/netns/<hash>`, with a symbolic link `/run/netns/podvisor-<hash>`.
-pub mod netns {
-    use super::*;
-    /// Where this sandbox's netns is (to be) pinned; touches nothing.
-    pub fn path(config: &Config, namespace: &str, sandbox_id: &str) -> PathBuf { todo!() }
-    /// Makes a netns on a thread of its own and pins it at `path` (idempotent: an existing good pin is an error Exists). Intent must be on record before.
-    pub fn make(path: &Path) -> Result<()> { todo!() }
-    /// Unmounts (detach, repeated while mounts are stacked), unlinks pin and link; absent = done.
-    pub fn unpin(path: &Path) -> Result<()> { todo!() }
-    /// True when `path` is an nsfs mount.
-    pub fn is_pinned(path: &Path) -> bool { todo!() }
 }

@@ -1,40 +1,422 @@
-//! The sandbox as an actor. STUB of the public surface; bodies to be written.
-#![allow(missing_docs, unused_variables, clippy::todo)]
-use std::sync::Arc;
-use std::time::Duration;
+//! The sandbox of this supervisor: its life from CreateSandbox to ShutdownSandbox.
+//!
+//! Owns the one [`Journal`], the containers, and the order of work: creation, stop and shutdown each run as a job of
+//! the pod's own (law 1), one at a time. Requests only wait for a job; dropping a request drops the wait and nothing
+//! else. Queries read the journal's memory and never wait (law 7).
 
-use crate::config::Config;
-use crate::container::{Containers, Events};
-use crate::error::Result;
-use crate::process::Reaper;
-
+mod build;
+mod info;
+pub mod join;
+pub mod journal;
+mod parking;
+pub mod plan;
 pub mod record;
+mod removal;
+mod rescue;
+mod teardown;
 
-/// Handle of the one pod of this supervisor. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Pod {}
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::watch;
+
+use crate::cgroup::{Group, Layout};
+use crate::clock;
+use crate::config::Config;
+use crate::container::{Containers, CreateRequest, Events, PodContext};
+use crate::error::{Error, Kind, Result};
+use crate::network::NetworkRecord;
+use crate::process::{Identity, Reaper};
+use crate::undo::Patience;
+use protobuf::well_known_types::any::Any;
+
+pub use self::info::Status;
+pub use self::rescue::{Deleted, rescue};
+
+use self::join::Job;
+use self::journal::Journal;
+use self::plan::Plan;
+use self::record::{Record, State};
 
 /// What `serve` knows when it starts.
 #[derive(Debug, Clone)]
-pub struct PodOptions { pub config: Arc<Config>, pub namespace: String, pub group: String, pub bundle: std::path::PathBuf, pub address: String }
-
-impl Pod {
-    pub fn new(options: PodOptions, reaper: Reaper, events: Arc<dyn Events>) -> Result<Self> { todo!() }
-    pub fn containers(&self) -> &Containers { todo!() }
-    /// SIGTERM: stop with the pod's grace and undo everything.
-    pub async fn terminate(&self) { todo!() }
-    /// Resolves when the supervisor should leave (ShutdownSandbox, Task.Shutdown without tasks, terminate).
-    pub async fn ended(&self) { todo!() }
-    /// True while there is nothing to live for: nothing was ever created and nothing is being created.
-    pub fn is_unused(&self) -> bool { todo!() }
-    /// State for SIGUSR1's dump.
-    pub fn dump(&self) -> String { todo!() }
+pub struct PodOptions {
+    /// The configuration file.
+    pub config: Arc<Config>,
+    /// containerd namespace.
+    pub namespace: String,
+    /// Group id: names the runtime directory and is the sandbox id where there is a sandbox.
+    pub group: String,
+    /// Bundle that `start` ran in.
+    pub bundle: PathBuf,
+    /// Our socket, `unix:///…`.
+    pub address: String,
 }
 
-/// What `delete` answers.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Deleted { pub pid: u32, pub exit_status: u32, /** unix nanoseconds, 0 unknown */ pub exited_at: u64 }
+/// What StartSandbox answers.
+#[derive(Debug, Clone)]
+pub struct Started {
+    /// Host pid of the infra process.
+    pub pid: u32,
+    /// When CreateSandbox was accepted.
+    pub created_at: SystemTime,
+}
 
-/// Undo without a supervisor, from the journal alone: `id` a sandbox (everything of the pod) or one of its containers (only that).
-/// Idempotent. `budget`: answer within it; what is left is owed and stays on record.
-pub async fn rescue(config: &Config, reaper: &Reaper, namespace: &str, id: &str, budget: Duration) -> Result<Deleted> { todo!() }
+/// Handle of the one pod of this supervisor. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Pod {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    options: PodOptions,
+    reaper: Reaper,
+    containers: Containers,
+    journal: Journal,
+    inner: Mutex<Inner>,
+    /// Held by the one job that changes the pod: creation with its roll-back, stop, shutdown.
+    work: tokio::sync::Mutex<()>,
+    /// Exit of the infra process (or the end of a pod that never had one).
+    exit: watch::Sender<Option<(u32, SystemTime)>>,
+    ended: watch::Sender<bool>,
+    /// Containers being created right now: they are not listed yet, but the supervisor must not leave under them.
+    creating: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Inner {
+    phase: Phase,
+    plan: Option<Arc<Plan>>,
+    digest: String,
+}
+
+/// Where the pod is in its life; finer than the record's state, for deciding what a request may do.
+#[derive(Debug, Clone)]
+enum Phase {
+    /// Nothing was ever asked of us.
+    Empty,
+    /// Containers without a sandbox.
+    TaskOnly,
+    /// CreateSandbox done.
+    Created,
+    /// A creation job is at work, or rolling back.
+    Starting(Job),
+    Ready,
+    /// Finished, unclaimed.
+    Parked,
+    /// The infra process ended by itself.
+    Down,
+    Stopping,
+    Stopped,
+    Ending,
+}
+
+impl Pod {
+    /// A pod that nothing was asked of yet; touches no file.
+    pub fn new(options: PodOptions, reaper: Reaper, events: Arc<dyn Events>) -> Result<Self> {
+        let mut record = journal::blank(&options.namespace, &options.group);
+        record.supervisor = Some(Identity::own()?);
+        record.address = options.address.clone();
+        record.bundle = options.bundle.clone();
+        let dir = options
+            .config
+            .sandbox_dir(&options.namespace, &options.group);
+        let journal = Journal::new(dir, record);
+        let containers = Containers::new(
+            options.config.clone(),
+            options.namespace.clone(),
+            reaper.clone(),
+            Arc::new(journal.clone()),
+            events,
+        );
+        let shared = Shared {
+            options,
+            reaper,
+            containers,
+            journal,
+            inner: Mutex::new(Inner {
+                phase: Phase::Empty,
+                plan: None,
+                digest: String::new(),
+            }),
+            work: tokio::sync::Mutex::new(()),
+            exit: watch::channel(None).0,
+            ended: watch::channel(false).0,
+            creating: AtomicUsize::new(0),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// The containers.
+    pub fn containers(&self) -> &Containers {
+        &self.shared.containers
+    }
+
+    /// CreateSandbox: checks the request, records it, makes directories and pod files. The same request again is fine;
+    /// another one for the same id is `Exists`.
+    pub async fn create(&self, request: plan::Request) -> Result<()> {
+        self.check_id(&request.id)?;
+        let plan = Plan::new(self.config(), request)?;
+        let digest = plan.digest()?;
+        let _work = self.shared.work.lock().await;
+        {
+            let inner = self.lock();
+            match inner.phase {
+                Phase::Empty => {}
+                Phase::TaskOnly => return Err(self.busy_with("containers without a sandbox")),
+                Phase::Ending => return Err(gone()),
+                _ if inner.digest == digest => return Ok(()),
+                _ => return Err(self.other_request(&inner.digest, &digest)),
+            }
+        }
+        self.take_directory().await?;
+        self.prepare(&plan, &digest)?;
+        let mut inner = self.lock();
+        inner.phase = Phase::Created;
+        inner.plan = Some(Arc::new(plan));
+        inner.digest = digest;
+        Ok(())
+    }
+
+    /// Task.Create: in a ready pod, or in a supervisor that has no sandbox.
+    pub async fn create_container(&self, mut request: CreateRequest) -> Result<u32> {
+        let _creating = Creating::new(&self.shared.creating);
+        let phase = self.lock().phase.clone();
+        request.pod = match phase {
+            Phase::Ready => Some(self.pod_context()),
+            Phase::TaskOnly => None,
+            Phase::Empty => {
+                self.take_directory().await?;
+                self.shared.journal.update(|r| r.state = State::TaskOnly)?;
+                let mut inner = self.lock();
+                if matches!(inner.phase, Phase::Empty) {
+                    inner.phase = Phase::TaskOnly;
+                }
+                None
+            }
+            Phase::Parked => {
+                return Err(Error::new(
+                    Kind::State,
+                    format!(
+                        "create container {}: the pod is parked, nobody has claimed it; start the sandbox again first",
+                        request.id
+                    ),
+                ));
+            }
+            _ => {
+                return Err(Error::new(
+                    Kind::State,
+                    format!("create container {}: the pod is not ready", request.id),
+                ));
+            }
+        };
+        self.shared.containers.create(request).await
+    }
+
+    /// WaitSandbox: exit status and time of the infra process.
+    pub async fn wait(&self, id: &str) -> Result<(u32, SystemTime)> {
+        self.check_sandbox(id)?;
+        let mut exit = self.shared.exit.subscribe();
+        let seen = exit.wait_for(Option::is_some).await.map_err(|_| gone())?;
+        (*seen).ok_or_else(gone)
+    }
+
+    /// The pod's cgroup in containerd's metrics message.
+    pub fn metrics(&self, id: &str) -> Result<Any> {
+        self.check_sandbox(id)?;
+        let path = self
+            .shared
+            .journal
+            .with(|r| r.cgroup.clone().or_else(|| r.infra_cgroup.clone()));
+        let path = path.ok_or_else(|| {
+            Error::new(
+                Kind::NotFound,
+                format!("read the cgroup of sandbox {id}: it has none yet"),
+            )
+        })?;
+        Group::new(&Layout::detect()?, &path)?.metrics()
+    }
+
+    /// A copy of the record.
+    pub fn record(&self) -> Record {
+        self.shared.journal.read()
+    }
+
+    /// True when `id` names the sandbox of this supervisor (and there is one).
+    pub fn is_sandbox(&self, id: &str) -> bool {
+        self.check_sandbox(id).is_ok()
+    }
+
+    /// Resolves when the supervisor should leave.
+    pub async fn ended(&self) {
+        let mut ended = self.shared.ended.subscribe();
+        // An error means that the pod itself is gone: that is an end, too.
+        let _ = ended.wait_for(|e| *e).await;
+    }
+
+    /// True while there is nothing to live for: nothing was ever created and nothing is being created.
+    pub fn is_unused(&self) -> bool {
+        matches!(self.lock().phase, Phase::Empty)
+            && self.shared.creating.load(Ordering::Relaxed) == 0
+            && self.shared.containers.list().is_empty()
+    }
+
+    /// State for SIGUSR1's dump: phase, stage, containers. Takes no lock for longer than a copy.
+    pub fn dump(&self) -> String {
+        let (stage, age) = self.shared.journal.stage();
+        let phase = format!("{:?}", self.lock().phase);
+        let phase = phase
+            .split(['(', ' '])
+            .next()
+            .unwrap_or_default()
+            .to_lowercase();
+        format!(
+            "phase={phase} stage={stage} age={:.1}s working={} containers={}",
+            age.as_secs_f64(),
+            self.shared.work.try_lock().is_err(),
+            self.shared.containers.list().join(",")
+        )
+    }
+
+    fn config(&self) -> &Config {
+        &self.shared.options.config
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.shared
+            .inner
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn network_record(&self) -> NetworkRecord {
+        let o = &self.shared.options;
+        NetworkRecord::at(&o.config, &o.namespace, &o.group)
+    }
+
+    fn check_id(&self, id: &str) -> Result<()> {
+        crate::id::check("sandbox id", id)?;
+        if id == self.shared.options.group {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::NotFound,
+            format!(
+                "find sandbox {id}: this supervisor is that of {}",
+                self.shared.options.group
+            ),
+        ))
+    }
+
+    fn check_sandbox(&self, id: &str) -> Result<()> {
+        self.check_id(id)?;
+        match self.lock().phase {
+            Phase::Empty | Phase::TaskOnly => Err(Error::new(
+                Kind::NotFound,
+                format!("find sandbox {id}: it was not created"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Our runtime directory; what a supervisor that was killed left in it is undone first.
+    async fn take_directory(&self) -> Result<()> {
+        let o = &self.shared.options;
+        let dir = self.shared.journal.dir();
+        journal::make_dir(&o.config.runtime_root, dir)?;
+        let Ok(old) = record::read(dir) else {
+            return Ok(());
+        };
+        if old.supervisor == self.shared.journal.with(|r| r.supervisor) {
+            return Ok(());
+        }
+        if old.is_supervised() {
+            let pid = old.supervisor.map_or(0, |s| s.pid);
+            return Err(Error::new(
+                Kind::Exists,
+                format!(
+                    "take {}: supervisor {pid} has it; remove that pod first",
+                    dir.display()
+                ),
+            ));
+        }
+        tracing::warn!(pod = %o.group, "a supervisor that is gone left a pod behind; undoing it first");
+        rescue(
+            &o.config,
+            &self.shared.reaper,
+            &o.namespace,
+            &o.group,
+            RESCUE_BUDGET,
+        )
+        .await?;
+        journal::make_dir(&o.config.runtime_root, dir)
+    }
+
+    fn pod_context(&self) -> PodContext {
+        self.shared.journal.with(info::pod_context)
+    }
+
+    fn other_request(&self, old: &str, new: &str) -> Error {
+        let short = |d: &str| d.chars().take(12).collect::<String>();
+        Error::new(
+            Kind::Exists,
+            format!(
+                "create sandbox {}: it exists, made by request {}; this is request {}: remove it first or use another id",
+                self.shared.options.group,
+                short(old),
+                short(new)
+            ),
+        )
+    }
+
+    fn busy_with(&self, what: &str) -> Error {
+        Error::new(
+            Kind::Exists,
+            format!(
+                "create sandbox {}: this supervisor has {what}",
+                self.shared.options.group
+            ),
+        )
+    }
+}
+
+/// How long undoing what a killed supervisor left may hold up the request that found it.
+const RESCUE_BUDGET: Duration = Duration::from_secs(60);
+
+/// Tries of an undo: first again after half a second, at most a minute apart.
+fn patience(budget: Duration) -> Patience {
+    Patience {
+        budget,
+        first_delay: Duration::from_millis(500),
+        max_delay: Duration::from_secs(60),
+    }
+}
+
+fn gone() -> Error {
+    Error::new(Kind::Gone, "use the sandbox: it is being removed")
+}
+
+fn now_nanos() -> u64 {
+    clock::unix_nanos(SystemTime::now())
+}
+
+/// Counts a container that is being created.
+struct Creating<'a>(&'a AtomicUsize);
+
+impl<'a> Creating<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Creating<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -211,13 +211,19 @@ pub fn read(dir: &Path) -> Result<Record> {
     if text.is_empty() {
         return Err(Error::new(
             Kind::Invalid,
-            format!("read {}: the file is empty; remove the pod with `podvisor rm -f`", path.display()),
+            format!(
+                "read {}: the file is empty; remove the pod with `podvisor rm -f`",
+                path.display()
+            ),
         ));
     }
     serde_json::from_slice(&text).map_err(|e| {
         Error::caused(
             Kind::Invalid,
-            format!("read {}: cut off or damaged; remove the pod with `podvisor rm -f`", path.display()),
+            format!(
+                "read {}: cut off or damaged; remove the pod with `podvisor rm -f`",
+                path.display()
+            ),
             e,
         )
     })

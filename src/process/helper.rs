@@ -1,7 +1,7 @@
 //! A short-lived helper program (an OCI runtime's verb, a CNI plugin), bounded in time and output.
 //!
 //! Promises: its output is drained while it runs (a full pipe never stops it), nothing of its process group is left
-//! when `run` returns or is dropped, a pipe held by something that left the group holds nobody up.
+//! when `run` returns (unless asked to spare it) or is dropped, a pipe held by something that left the group holds nobody up.
 
 use std::ffi::OsString;
 use std::io;
@@ -51,6 +51,10 @@ pub struct Helper {
     pub output_cap: usize,
     /// Ask the kernel to SIGKILL it when the supervisor dies (pdeathsig; so call `run` on the main thread only).
     pub die_with_parent: bool,
+    /// What it leaves in its process group after it ended by itself lives on: `crun exec --detach` leaves the container's
+    /// process there (runc, and crun's create, start a session for theirs). At the bound, or when `run` is dropped, the
+    /// group is killed all the same.
+    pub spare_group: bool,
 }
 
 /// What a helper left.
@@ -71,7 +75,8 @@ pub struct Output {
 }
 
 impl Helper {
-    /// Defaults: no arguments, empty env, no stdin, cap 1 MiB, limit as given, die_with_parent true.
+    /// Defaults: no arguments, empty env, no stdin, cap 1 MiB, limit as given, die_with_parent true, spare_group
+    /// false.
     pub fn new(program: impl Into<PathBuf>, limit: Duration) -> Self {
         Self {
             program: program.into(),
@@ -83,6 +88,7 @@ impl Helper {
             limit,
             output_cap: DEFAULT_CAP,
             die_with_parent: true,
+            spare_group: false,
         }
     }
 
@@ -99,7 +105,7 @@ impl Helper {
         let begun = Instant::now();
         let end = begun + self.limit;
         let shown = self.program.display().to_string();
-        let cap = self.output_cap;
+        let (cap, spare) = (self.output_cap, self.spare_group);
         let (child, mut ends) = self.spawn(reaper)?;
         started(child.identity);
         let group = Group {
@@ -138,7 +144,7 @@ impl Helper {
             let (exit, timed_out) = seen.unwrap_or_else(|| (Exit::now(Status::Code(255)), false));
             (exit, timed_out, out, err)
         };
-        group.finish();
+        group.finish(spare && !timed_out);
         Ok(Output {
             exit,
             truncated: stdout.over || stderr.over,
@@ -260,8 +266,10 @@ impl Group {
         }
     }
 
-    fn finish(mut self) {
-        self.kill();
+    fn finish(mut self, spare: bool) {
+        if !spare {
+            self.kill();
+        }
         self.live = false;
     }
 

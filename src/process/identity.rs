@@ -19,7 +19,7 @@ use crate::sys;
 pub struct Identity {
     /// Its pid, as this process sees it.
     pub pid: i32,
-    /// Field 22 of /proc/<pid>/stat, clock ticks since boot.
+    /// Field 22 of `/proc/<pid>/stat`, clock ticks since boot.
     pub start_time: u64,
 }
 

@@ -86,9 +86,9 @@ impl Reaper {
 
     /// Registers a child that `sys` has just cloned; `make` runs with the table locked, so that its exit cannot be
     /// reaped before it is known.
-    pub fn register_with(&self, make: impl FnOnce() -> io::Result<i32>) -> Result<Child> {
+    pub fn register_with(&self, make: impl FnOnce() -> Result<i32>) -> Result<Child> {
         let mut table = self.lock();
-        let pid = make().context(|| "clone a process")?;
+        let pid = make()?;
         self.register(&mut table, pid, false)
     }
 

@@ -30,7 +30,8 @@ pub const OCI_PROCESS: &str = "types.containerd.io/opencontainers/runtime-spec/1
 /// The `linux.resources` object of an OCI runtime spec as JSON.
 pub const OCI_RESOURCES: &str = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources";
 /// The features document of an OCI runtime as JSON.
-pub const OCI_FEATURES: &str = "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
+pub const OCI_FEATURES: &str =
+    "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
 
 /// [`crate::proto::events::task_events::TaskCreate`], topic `/tasks/create`.
 pub const TASK_CREATE: &str = "containerd.events.TaskCreate";
@@ -70,7 +71,11 @@ pub fn pack<M: Message>(name: &str, message: &M) -> protobuf::Result<Any> {
 /// Puts bytes that are no protobuf message (JSON documents) into an `Any` called `name`.
 #[must_use]
 pub fn raw(name: &str, value: Vec<u8>) -> Any {
-    Any { type_url: name.to_owned(), value, ..Any::default() }
+    Any {
+        type_url: name.to_owned(),
+        value,
+        ..Any::default()
+    }
 }
 
 /// Whether `any` holds the type `name`, whatever prefix either spelling has: the part after the last `/` counts.
@@ -85,7 +90,11 @@ pub fn is(any: &Any, name: &str) -> bool {
 /// # Errors
 /// When the name fits and the bytes do not.
 pub fn unpack<M: Message>(any: &Any, name: &str) -> protobuf::Result<Option<M>> {
-    if is(any, name) { M::parse_from_bytes(&any.value).map(Some) } else { Ok(None) }
+    if is(any, name) {
+        M::parse_from_bytes(&any.value).map(Some)
+    } else {
+        Ok(None)
+    }
 }
 
 /// Whether `any` says nothing: no type, or `google.protobuf.Empty`.
@@ -99,6 +108,7 @@ fn last(name: &str) -> &str {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::proto::events::task_events::TaskExit;
@@ -106,10 +116,18 @@ mod tests {
 
     #[test]
     fn names_are_written_bare_and_read_with_any_prefix() {
-        let exit = TaskExit { container_id: "c1".into(), pid: 7, exit_status: 137, ..TaskExit::default() };
+        let exit = TaskExit {
+            container_id: "c1".into(),
+            pid: 7,
+            exit_status: 137,
+            ..TaskExit::default()
+        };
         let mut any = pack(TASK_EXIT, &exit).unwrap();
         assert_eq!(any.type_url, "containerd.events.TaskExit");
-        assert_eq!(unpack::<TaskExit>(&any, TASK_EXIT).unwrap(), Some(exit.clone()));
+        assert_eq!(
+            unpack::<TaskExit>(&any, TASK_EXIT).unwrap(),
+            Some(exit.clone())
+        );
         any.type_url = "type.googleapis.com/containerd.events.TaskExit".into();
         assert_eq!(unpack::<TaskExit>(&any, TASK_EXIT).unwrap(), Some(exit));
     }
@@ -120,13 +138,19 @@ mod tests {
         let any = raw(RUNTIME_OPTIONS, b"\x1a\x15SystemdCgroup = true\n".to_vec());
         assert_eq!(unpack::<Options>(&any, RUNC_OPTIONS).unwrap(), None);
         assert!(!is(&raw("", Vec::new()), ""));
-        assert!(!is(&raw("xcontainerd.runc.v1.Options", Vec::new()), RUNC_OPTIONS));
+        assert!(!is(
+            &raw("xcontainerd.runc.v1.Options", Vec::new()),
+            RUNC_OPTIONS
+        ));
     }
 
     #[test]
     fn nothing_has_two_spellings() {
         assert!(is_nothing(&Any::default()));
-        assert!(is_nothing(&raw("type.googleapis.com/google.protobuf.Empty", Vec::new())));
+        assert!(is_nothing(&raw(
+            "type.googleapis.com/google.protobuf.Empty",
+            Vec::new()
+        )));
         assert!(!is_nothing(&raw(RUNC_OPTIONS, Vec::new())));
     }
 }

@@ -5,6 +5,7 @@
 //! bundle never sees half a file. Must never decide what a pod or a container should look like.
 
 mod edit;
+pub mod options;
 
 use std::collections::BTreeMap;
 use std::fs;

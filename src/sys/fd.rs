@@ -15,17 +15,21 @@ use tokio::io::unix::AsyncFd;
 /// number closed, or reused, would close somebody else's. On a kernel without close_range (before 5.9) each number up
 /// to the soft limit, at most 65536, is closed.
 pub fn close_from(keep: &[RawFd]) {
-    let mut keep: Vec<u32> = keep
-        .iter()
-        .filter_map(|fd| u32::try_from(*fd).ok())
-        .filter(|fd| *fd >= 3)
-        .collect();
+    let mut keep = keep.to_vec();
     keep.sort_unstable();
-    keep.dedup();
+    close_gaps(&keep);
+}
+
+/// The same for a sorted list; allocates nothing (it runs between clone and exec).
+pub(super) fn close_gaps(sorted: &[RawFd]) {
     let mut next = 3_u32;
-    for fd in keep {
+    for fd in sorted {
+        let fd = *fd as u32; // never negative: they are open descriptors
+        if fd < next {
+            continue;
+        }
         if fd > next {
-            close_range(next, fd - 1);
+            close_range(next, fd.wrapping_sub(1));
         }
         next = fd.saturating_add(1);
     }
@@ -50,9 +54,11 @@ fn close_range(first: u32, last: u32) {
     if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0 {
         return;
     }
-    for fd in first..=last.min(65_536) {
+    let mut fd = first;
+    while fd <= last && fd < 65_536 {
         // SAFETY: as above. EBADF is the usual answer.
-        unsafe { libc::close(fd as RawFd) };
+        unsafe { libc::syscall(libc::SYS_close, fd) };
+        fd = fd.wrapping_add(1);
     }
 }
 

@@ -5,7 +5,13 @@
 //! name and text say otherwise, and returns the errno it met. Must never hold state of a pod.
 #![allow(unsafe_code)]
 
+pub mod clone;
 pub mod fd;
+pub mod fork;
+pub mod memory;
 pub mod mount;
 pub mod mountinfo;
+pub mod netns;
 pub mod process;
+pub mod sched_core;
+pub mod thread_ns;

@@ -131,11 +131,6 @@ mod tests {
 
     #[test]
     fn our_own_table_has_a_root() {
-        assert!(
-            read()
-                .unwrap()
-                .iter()
-                .any(|e| e.point == PathBuf::from("/"))
-        );
+        assert!(read().unwrap().iter().any(|e| e.point.as_os_str() == "/"));
     }
 }

@@ -49,7 +49,7 @@ impl Files {
 
     /// Page sizes of the `hugetlb.<size>.<rest>` files there are, in order.
     fn huge_pages(&self, rest: &str) -> Vec<String> {
-        let dir = self.0.as_deref().unwrap_or(Path::new(""));
+        let dir = self.0.as_deref().unwrap_or_else(|| Path::new(""));
         let mut sizes: Vec<String> = fs::read_dir(dir)
             .into_iter()
             .flatten()

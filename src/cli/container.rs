@@ -1,0 +1,295 @@
+//! One container: its bundle, Task.Create and Task.Start.
+//!
+//! Owns `<pod>/bundles/<id>/config.json` and where its log is. Promises that a container which does not start leaves no
+//! task and no bundle. The log stays: it may hold why.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::client::{self, Client};
+use crate::error::{Context, Error, Kind, Result};
+use crate::pod::record::Record;
+use crate::proto::any;
+use crate::proto::runc_options::oci::Options;
+use crate::proto::task_v3::shim::{CreateTaskRequest, DeleteRequest, StartRequest};
+
+use super::attach::Attach;
+use super::failure::Failure;
+use super::host::{Host, private_dir};
+use super::spec::{self, Wish};
+
+/// The OCI runtime's own bound is 4 minutes; the answer needs a moment more.
+const CREATE_LIMIT: Duration = Duration::from_secs(250);
+
+/// Delete of a task that has ended, or never started.
+const DELETE_LIMIT: Duration = Duration::from_secs(60);
+
+/// What the workload is to be.
+#[derive(Debug)]
+pub struct Workload {
+    /// Checked, absolute.
+    pub rootfs: PathBuf,
+    /// Command and arguments; not empty.
+    pub args: Vec<String>,
+    /// `KEY=VALUE`.
+    pub env: Vec<String>,
+    /// Working directory in the container, absolute.
+    pub cwd: String,
+}
+
+/// The root file system as an absolute path without links; it has to be a directory.
+pub fn check_rootfs(path: &Path) -> Result<PathBuf> {
+    let next = "give a directory that holds the container's files with --rootfs";
+    let found = fs::canonicalize(path)
+        .map_err(|e| Error::io(format!("use rootfs {} ({next})", path.display()), e))?;
+    if !found.is_dir() {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("use rootfs {}: it is no directory; {next}", path.display()),
+        ));
+    }
+    if found.to_str().is_none() {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "use rootfs {}: its path is no UTF-8; {next}",
+                path.display()
+            ),
+        ));
+    }
+    Ok(found)
+}
+
+/// Where a container's output is kept.
+pub fn log_path(dir: &Path, id: &str) -> PathBuf {
+    dir.join("logs").join(format!("{id}.log"))
+}
+
+/// Creates and starts the container `id` in the pod.
+pub async fn start(
+    host: &Host,
+    client: &Client,
+    pod: &Record,
+    id: &str,
+    work: &Workload,
+    attach: Option<&Attach>,
+) -> Result<(), Failure> {
+    let dir = host.pod_dir(&pod.id);
+    let bundle = dir.join("bundles").join(id);
+    if pod.containers.contains_key(id) || bundle.exists() {
+        return Err(Failure::no_such(
+            Kind::Exists,
+            format!("add container {id}: the pod has one with this name; choose another"),
+        ));
+    }
+    let log = log_path(&dir, id);
+    let made = write_bundle(host, pod, id, work, &bundle, &log);
+    let started = match made {
+        Ok(()) => run(client, host, id, &bundle, &log, attach).await,
+        Err(e) => Err(e.into()),
+    };
+    if started.is_err() {
+        // Never there, or never used: a refusal here changes nothing about the failure that is reported.
+        let _ = delete(client, id, "").await;
+        let _ = fs::remove_dir_all(&bundle);
+    }
+    started
+}
+
+/// Task.Delete of a container (`exec_id` empty) or of an exec.
+pub async fn delete(client: &Client, id: &str, exec_id: &str) -> Result<()> {
+    let request = DeleteRequest {
+        id: id.to_owned(),
+        exec_id: exec_id.to_owned(),
+        ..Default::default()
+    };
+    let answer = client
+        .task()
+        .delete(client::context(Some(DELETE_LIMIT)), &request)
+        .await;
+    answer
+        .map(drop)
+        .map_err(|e| client::from_ttrpc(&format!("delete container {id}"), e))
+}
+
+/// Task.Start of a container (`exec_id` empty) or of an exec.
+pub async fn start_process(client: &Client, id: &str, exec_id: &str) -> Result<(), Failure> {
+    let request = StartRequest {
+        id: id.to_owned(),
+        exec_id: exec_id.to_owned(),
+        ..Default::default()
+    };
+    let answer = client
+        .task()
+        .start(client::context(Some(CREATE_LIMIT)), &request)
+        .await;
+    answer
+        .map(drop)
+        .map_err(|e| Failure::of_start(client::from_ttrpc(&format!("start container {id}"), e)))
+}
+
+/// Removes a container that has ended: task, bundle, log.
+pub async fn forget(host: &Host, client: &Client, pod: &str, id: &str) -> Result<()> {
+    match delete(client, id, "").await {
+        Err(e) if !e.is_gone() => return Err(e),
+        _ => {}
+    }
+    let dir = host.pod_dir(pod);
+    let bundle = dir.join("bundles").join(id);
+    match fs::remove_dir_all(&bundle) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Error::io(format!("remove {}", bundle.display()), e));
+        }
+        _ => {}
+    }
+    for log in log_files(&dir, id) {
+        fs::remove_file(&log).context(|| format!("remove {}", log.display()))?;
+    }
+    Ok(())
+}
+
+/// The log files of a container that are there, oldest first: the one that was rotated away comes before the present one.
+pub fn log_files(dir: &Path, id: &str) -> Vec<PathBuf> {
+    let log = log_path(dir, id);
+    let rotated = PathBuf::from(format!("{}.1", log.display()));
+    [rotated, log].into_iter().filter(|p| p.is_file()).collect()
+}
+
+async fn run(
+    client: &Client,
+    host: &Host,
+    id: &str,
+    bundle: &Path,
+    log: &Path,
+    attach: Option<&Attach>,
+) -> Result<(), Failure> {
+    let options = Options {
+        root: host.oci_root().display().to_string(),
+        ..Default::default()
+    };
+    let options = any::pack(any::RUNC_OPTIONS, &options)
+        .map_err(|e| Error::caused(Kind::Invalid, "encode the runtime's options", e))?;
+    let streams = log_uri(log, attach);
+    let request = CreateTaskRequest {
+        id: id.to_owned(),
+        bundle: bundle.display().to_string(),
+        stdin: attach.map(Attach::stdin_path).unwrap_or_default(),
+        stdout: streams.clone(),
+        stderr: streams,
+        options: Some(options).into(),
+        ..Default::default()
+    };
+    client
+        .task()
+        .create(client::context(Some(CREATE_LIMIT)), &request)
+        .await
+        .map_err(|e| Failure::of_start(client::from_ttrpc(&format!("create container {id}"), e)))?;
+    start_process(client, id, "").await
+}
+
+/// The log always; whoever is attached gets a copy through fifos.
+fn log_uri(log: &Path, attach: Option<&Attach>) -> String {
+    let log = encoded(&log.display().to_string());
+    match attach {
+        None => format!("podvisor-log://{log}"),
+        Some(a) => {
+            let (out, err) = (encoded(&a.stdout_path()), encoded(&a.stderr_path()));
+            format!("podvisor-log://{log}?attach-stdout={out}&attach-stderr={err}")
+        }
+    }
+}
+
+/// %-encodes what has a meaning in an URI; the roots of our paths are the configuration's and may hold anything.
+fn encoded(path: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'/' | b'-' | b'_' | b'.' | b'~');
+    path.bytes()
+        .map(|b| {
+            if plain(b) {
+                char::from(b).to_string()
+            } else {
+                format!("%{b:02X}")
+            }
+        })
+        .collect()
+}
+
+fn write_bundle(
+    host: &Host,
+    pod: &Record,
+    id: &str,
+    work: &Workload,
+    bundle: &Path,
+    log: &Path,
+) -> Result<()> {
+    // A supervisor that did not say where the pod's cgroup is gets the place the configuration names.
+    let parent = pod.cgroup.clone().unwrap_or_else(|| {
+        format!(
+            "{}/{}",
+            host.config.cgroup_parent.trim_end_matches('/'),
+            pod.id
+        )
+    });
+    let config = spec::config(&Wish {
+        rootfs: &work.rootfs.display().to_string(),
+        args: &work.args,
+        env: &work.env,
+        cwd: &work.cwd,
+        hostname: &pod.hostname,
+        sandbox: &pod.id,
+        cgroups_path: &format!("{}/{id}", parent.trim_end_matches('/')),
+        host_network: pod.network.host,
+        cgroup_v2: Path::new("/sys/fs/cgroup/cgroup.controllers").exists(),
+    });
+    private_dir(bundle)?;
+    if let Some(logs) = log.parent() {
+        private_dir(logs)?;
+    }
+    private_dir(&host.oci_root())?;
+    let path = bundle.join("config.json");
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)
+        .context(|| format!("make {}", path.display()))?;
+    let text = serde_json::to_vec_pretty(&config)
+        .map_err(|e| Error::caused(Kind::Other, "write config.json", e))?;
+    file.write_all(&text)
+        .context(|| format!("write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rootfs_is_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(check_rootfs(dir.path()).is_ok_and(|p| p.is_absolute()));
+        assert_eq!(
+            check_rootfs(&dir.path().join("absent")).map_err(|e| e.kind()),
+            Err(Kind::NotFound)
+        );
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(
+            check_rootfs(&file).map_err(|e| e.kind()),
+            Err(Kind::Invalid)
+        );
+    }
+
+    #[test]
+    fn the_log_is_kept_with_and_without_an_audience() {
+        assert_eq!(
+            log_uri(Path::new("/r/p/logs/c.log"), None),
+            "podvisor-log:///r/p/logs/c.log"
+        );
+        assert_eq!(
+            log_uri(Path::new("/a b/c?&%.log"), None),
+            "podvisor-log:///a%20b/c%3F%26%25.log"
+        );
+    }
+}

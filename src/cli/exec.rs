@@ -1,0 +1,100 @@
+//! `podvisor exec`: one more process in a container that runs; its exit code is ours.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::client;
+use crate::error::{Context, Error, Kind};
+use crate::proto::any;
+use crate::proto::task_v3::shim::ExecProcessRequest;
+
+use super::attach::{Attach, Signals};
+use super::failure::Failure;
+use super::host::Host;
+use super::{container, names, parse, select, spec, supervisor};
+
+/// Exec only takes the request down; Start does the work.
+const EXEC_LIMIT: Duration = Duration::from_secs(30);
+
+/// Flags of `exec`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  podvisor exec web -- ps\n  podvisor exec -i web/log -- tee /tmp/x < file"
+)]
+pub struct Args {
+    /// Set a variable; KEY alone takes the value from here. May be repeated.
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse::variable)]
+    env: Vec<String>,
+    /// Pass our standard input on.
+    #[arg(short, long)]
+    interactive: bool,
+    /// Working directory; the container's when not given.
+    #[arg(short, long, value_name = "DIR")]
+    workdir: Option<String>,
+    /// The pod (its main container), or POD/CONTAINER.
+    #[arg(value_name = "POD[/CONTAINER]")]
+    target: String,
+    /// The command and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// Runs the verb.
+pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
+    let (pod, id) = select::container(host, &args.target)?;
+    let dir = host.pod_dir(&pod.id);
+    let process = process(&dir.join("bundles").join(&id).join("config.json"), &args)?;
+    let client = supervisor::connect(&pod).await?;
+    let mut signals = Signals::catch()?;
+    let attach = Attach::make(&dir, args.interactive)?;
+    let exec_id = format!("exec-{}", names::random_hex(4)?);
+    let request = ExecProcessRequest {
+        id: id.clone(),
+        exec_id: exec_id.clone(),
+        stdin: attach.stdin_path(),
+        stdout: attach.stdout_path(),
+        stderr: attach.stderr_path(),
+        spec: Some(any::raw(any::OCI_PROCESS, process)).into(),
+        ..Default::default()
+    };
+    client
+        .task()
+        .exec(client::context(Some(EXEC_LIMIT)), &request)
+        .await
+        .map_err(|e| {
+            Failure::of_start(client::from_ttrpc(
+                &format!("run a command in container {id}"),
+                e,
+            ))
+        })?;
+    let code = match container::start_process(&client, &id, &exec_id).await {
+        Ok(()) => attach
+            .follow(&client, &id, &exec_id, &mut signals)
+            .await
+            .map_err(Failure::from),
+        Err(failure) => Err(failure),
+    };
+    // It is forgotten with its container otherwise; the code is what was asked for.
+    let _ = container::delete(&client, &id, &exec_id).await;
+    code
+}
+
+/// The container's own process with our command, as JSON.
+fn process(path: &std::path::Path, args: &Args) -> Result<Vec<u8>, Failure> {
+    let text = std::fs::read(path).context(|| format!("read {}", path.display()))?;
+    let invalid = || {
+        Error::new(
+            Kind::Invalid,
+            format!(
+                "read {}: it holds no process to take the settings from",
+                path.display()
+            ),
+        )
+    };
+    let config: Value = serde_json::from_slice(&text).map_err(|_| invalid())?;
+    let process = spec::exec_process(&config, &args.command, &args.env, args.workdir.as_deref())
+        .ok_or_else(invalid)?;
+    serde_json::to_vec(&process)
+        .map_err(|e| Error::caused(Kind::Other, "write the process as JSON", e).into())
+}

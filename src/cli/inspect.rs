@@ -1,0 +1,136 @@
+//! `podvisor inspect`: the whole record of a pod, what its supervisor says now, and its stages with their times.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use crate::client;
+use crate::clock;
+use crate::error::{Error, Kind, Result};
+use crate::pod::record::{Found, Record};
+use crate::proto::sandbox::sandbox::SandboxStatusRequest;
+
+use super::failure::Failure;
+use super::host::Host;
+use super::{output, ps, select, supervisor};
+
+/// Status is answered from a snapshot.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Flags of `inspect`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  podvisor inspect --stages web")]
+pub struct Args {
+    /// Show only the stages of the pod's life and their times, as a table.
+    #[arg(long)]
+    stages: bool,
+    /// Print JSON; this is what it does anyway.
+    #[arg(long, conflicts_with = "stages")]
+    json: bool,
+    /// Names, ids, or beginnings of them.
+    #[arg(required = true, value_name = "POD")]
+    pods: Vec<String>,
+}
+
+/// Runs the verb.
+pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
+    let found: Vec<Found> = args
+        .pods
+        .iter()
+        .map(|p| select::pod(host, p))
+        .collect::<Result<_, _>>()?;
+    if args.stages {
+        found.iter().for_each(stages);
+        return Ok(0);
+    }
+    let mut list = Vec::new();
+    for pod in &found {
+        list.push(document(pod).await?);
+    }
+    output::json(&list)?;
+    Ok(0)
+}
+
+fn stages(found: &Found) {
+    let Found::Record(record) = found else { return };
+    let rows: Vec<Vec<String>> = record
+        .stages
+        .iter()
+        .map(|s| {
+            let took = s
+                .took_us
+                .map_or_else(|| "under way".to_owned(), output::micros);
+            vec![
+                s.name.clone(),
+                output::micros(s.at_us),
+                took,
+                s.error.clone().unwrap_or_default(),
+            ]
+        })
+        .collect();
+    output::table(&["STAGE", "AT", "TOOK", "ERROR"], &rows);
+}
+
+async fn document(found: &Found) -> Result<Value> {
+    let record = match found {
+        Found::Record(record) => record,
+        Found::Broken {
+            namespace,
+            id,
+            reason,
+        } => {
+            return Ok(
+                json!({ "id": id, "namespace": namespace, "status": { "state": ps::UNRECOVERED, "reason": reason } }),
+            );
+        }
+    };
+    let mut document = to_object(record)?;
+    document.insert("status".into(), status(record).await);
+    Ok(Value::Object(document))
+}
+
+/// What is true now, as far as anybody can tell: the supervisor's word, else what we see.
+async fn status(record: &Record) -> Value {
+    let created = clock::rfc3339(clock::from_unix_nanos(record.created_at));
+    let mut status = json!({ "state": ps::state(record), "supervised": record.is_supervised(), "created_at": created });
+    let live = match ask(record).await {
+        Ok(live) => live,
+        Err(e) => json!({ "error": e.to_string() }),
+    };
+    status["live"] = live;
+    status
+}
+
+async fn ask(record: &Record) -> Result<Value> {
+    let client = supervisor::connect(record).await?;
+    let request = SandboxStatusRequest {
+        sandbox_id: record.id.clone(),
+        verbose: true,
+        ..Default::default()
+    };
+    let answer = client
+        .sandbox()
+        .sandbox_status(client::context(Some(LIMIT)), &request)
+        .await
+        .map_err(|e| client::from_ttrpc("ask for the pod's status", e))?;
+    // The values of `info` are JSON documents in strings: show them as what they are.
+    let info: Map<String, Value> = answer
+        .info
+        .iter()
+        .map(|(key, text)| {
+            (
+                key.clone(),
+                serde_json::from_str(text).unwrap_or_else(|_| Value::from(text.as_str())),
+            )
+        })
+        .collect();
+    Ok(json!({ "state": answer.state, "pid": answer.pid, "info": info }))
+}
+
+fn to_object(record: &Record) -> Result<Map<String, Value>> {
+    match serde_json::to_value(record) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Ok(Map::new()),
+        Err(e) => Err(Error::caused(Kind::Other, "show the record as JSON", e)),
+    }
+}

@@ -1,0 +1,204 @@
+//! Making a pod: id, name, bundle, supervisor, CreateSandbox, StartSandbox.
+//!
+//! Promises that a pod which does not come up leaves nothing, with one exception that is the product's first promise: when
+//! only the caller's patience has ended, the work goes on, and the same command with the same name takes its result.
+//! Must never undo a pod that another command has made unless its creation has failed.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::client::{self, Client};
+use crate::error::{Context, Error, Kind, Result};
+use crate::pod::record::{self, Record, State};
+use crate::proto::any;
+use crate::proto::sandbox::sandbox::{CreateSandboxRequest, StartSandboxRequest};
+
+use super::attach::Signals;
+use super::failure::{Failure, PODVISOR_FAILED};
+use super::host::{Host, private_dir};
+use super::names::{self, Reserved};
+use super::plan::Plan;
+use super::{output, progress, remove, supervisor};
+
+/// CreateSandbox writes files and makes no network: what takes this long hangs.
+const CREATE_LIMIT: Duration = Duration::from_secs(30);
+
+/// A result that became ready while we watched is taken by asking again; more often than this something is wrong.
+const TRIES: u32 = 3;
+
+/// A pod that is up.
+#[derive(Debug)]
+pub struct Made {
+    /// Its record, read after it became ready.
+    pub record: Record,
+    /// Connected to its supervisor.
+    pub client: Client,
+}
+
+/// Makes the pod, or joins the making of the one that has its name.
+pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made, Failure> {
+    let id = names::new_id()?;
+    let dir = host.pod_dir(&id);
+    private_dir(&dir)?;
+    let name = plan.name.clone().unwrap_or_else(|| names::invented(&id));
+    match names::reserve(host, &name, &id) {
+        Ok(Reserved::New) => {}
+        Ok(Reserved::Taken(owner)) => {
+            remove_empty(&dir);
+            return join(host, plan, &name, &owner, signals).await;
+        }
+        Err(e) => {
+            remove_empty(&dir);
+            return Err(e.into());
+        }
+    }
+    let launched = async {
+        let bundle = make_bundle(&dir)?;
+        let address = supervisor::start(host, &plan.program, &id, &bundle).await?;
+        let client = Client::connect(&address).await?;
+        create(host, plan, &client, &id, &name).await?;
+        Ok::<_, Error>(client)
+    };
+    let client = match launched.await {
+        Ok(client) => client,
+        Err(e) => return Err(give_up(host, &id, &name, e.into()).await),
+    };
+    start(host, plan, client, &id, &name, signals).await
+}
+
+/// The name's pod is coming up, or waits to be taken: ask for the same pod by its id. The supervisor compares the requests.
+async fn join(
+    host: &Host,
+    plan: &Plan,
+    name: &str,
+    owner: &str,
+    signals: &mut Signals,
+) -> Result<Made, Failure> {
+    let joinable = record::read(&host.pod_dir(owner)).ok().filter(|r| {
+        matches!(r.state, State::Created | State::Starting | State::Parked) && r.is_supervised()
+    });
+    let Some(record) = joinable else {
+        return Err(names::taken(name, owner).into());
+    };
+    output::complain(format!("pod {name} is being made already: joining"));
+    let client = supervisor::connect(&record).await?;
+    create(host, plan, &client, owner, name).await?;
+    start(host, plan, client, owner, name, signals).await
+}
+
+async fn create(host: &Host, plan: &Plan, client: &Client, id: &str, name: &str) -> Result<()> {
+    let config = plan.sandbox_config(&host.namespace, id, name);
+    let options = any::pack(any::POD_SANDBOX_CONFIG, &config)
+        .map_err(|e| Error::caused(Kind::Invalid, "encode the pod's configuration", e))?;
+    let request = CreateSandboxRequest {
+        sandbox_id: id.to_owned(),
+        bundle_path: host.pod_dir(id).join("bundle").display().to_string(),
+        options: Some(options).into(),
+        ..Default::default()
+    };
+    client
+        .sandbox()
+        .create_sandbox(client::context(Some(CREATE_LIMIT)), &request)
+        .await
+        .map_err(|e| client::from_ttrpc(&format!("create pod {name}"), e))?;
+    Ok(())
+}
+
+async fn start(
+    host: &Host,
+    plan: &Plan,
+    client: Client,
+    id: &str,
+    name: &str,
+    signals: &mut Signals,
+) -> Result<Made, Failure> {
+    let dir = host.pod_dir(id);
+    let work = progress::watch(&dir, ask(&client, id, name, plan.timeout));
+    let started = tokio::select! {
+        started = work => started,
+        signal = signals.next_ending() => {
+            let error = Error::new(Kind::Cancelled, format!("start pod {name}: interrupted; it has been removed"));
+            let failure = Failure::new(128u8.wrapping_add(signal), error);
+            return Err(give_up(host, id, name, failure).await);
+        }
+    };
+    match started {
+        Ok(()) => {}
+        Err(e) if e.kind() == Kind::Deadline => {
+            let next = format!(
+                "{e}; the work goes on as pod {id}: run the same command with `--name {name}` to take it, \
+                 or `podvisor rm -f {name}` to remove it"
+            );
+            return Err(Failure::new(
+                PODVISOR_FAILED,
+                Error::new(Kind::Deadline, next),
+            ));
+        }
+        Err(e) => return Err(give_up(host, id, name, e.into()).await),
+    }
+    match supervisor::reread(host, id) {
+        Ok(record) => Ok(Made { record, client }),
+        Err(e) => Err(give_up(host, id, name, e.into()).await),
+    }
+}
+
+/// StartSandbox, and again when it says that the result has become ready for whoever asks next.
+async fn ask(client: &Client, id: &str, name: &str, limit: Duration) -> Result<()> {
+    let end = Instant::now() + limit;
+    let request = StartSandboxRequest {
+        sandbox_id: id.to_owned(),
+        ..Default::default()
+    };
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        // Zero would mean no limit at all.
+        let left = end
+            .saturating_duration_since(Instant::now())
+            .max(Duration::from_millis(1));
+        let answer = client
+            .sandbox()
+            .start_sandbox(client::context(Some(left)), &request)
+            .await;
+        let Err(e) = answer.map_err(|e| client::from_ttrpc(&format!("start pod {name}"), e)) else {
+            return Ok(());
+        };
+        if e.kind() != Kind::Busy || tries == TRIES || Instant::now() >= end {
+            return Err(e);
+        }
+    }
+}
+
+/// Removes what was made and hands the reason back; what could not be removed is told at once.
+async fn give_up(host: &Host, id: &str, name: &str, failure: Failure) -> Failure {
+    if let Err(e) = remove::unfinished(host, id, name).await {
+        output::complain(format!(
+            "undo pod {name}: {e}; `podvisor rm -f {name}` tries again"
+        ));
+    }
+    failure
+}
+
+/// `start` runs here; the supervisor's log goes to the file `log`, where containerd would have put a fifo.
+fn make_bundle(dir: &Path) -> Result<std::path::PathBuf> {
+    let bundle = dir.join("bundle");
+    private_dir(&bundle)?;
+    let log = bundle.join("log");
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&log)
+        .context(|| format!("make {}", log.display()))?;
+    Ok(bundle)
+}
+
+/// Only what we have just made and nobody has used.
+fn remove_empty(dir: &Path) {
+    let _ = fs::remove_dir(dir);
+}

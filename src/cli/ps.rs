@@ -1,0 +1,200 @@
+//! `podvisor ps`: the pods of a namespace, read from their journals; no supervisor is asked.
+
+use serde_json::{Value, json};
+
+use crate::clock;
+use crate::container::Status;
+use crate::network::PortMapping;
+use crate::pod::record::{self, Found, Record, State};
+
+use super::failure::Failure;
+use super::host::Host;
+use super::supervisor::short;
+use super::{names, output};
+
+/// Flags of `ps`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  podvisor ps -a")]
+pub struct Args {
+    /// Show pods that have stopped, too.
+    #[arg(short, long)]
+    all: bool,
+    /// Print a JSON array.
+    #[arg(long, conflicts_with = "quiet")]
+    json: bool,
+    /// Print ids only.
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Runs the verb.
+pub fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
+    let found = record::list(&host.config, Some(&host.namespace));
+    let shown: Vec<&Found> = found.iter().filter(|f| args.all || !is_over(f)).collect();
+    if args.json {
+        let list: Vec<Value> = shown.iter().map(|f| document(host, f)).collect();
+        output::json(&list)?;
+    } else if args.quiet {
+        for pod in shown {
+            output::line(id(pod));
+        }
+    } else {
+        let rows: Vec<Vec<String>> = shown.iter().map(|f| row(host, f)).collect();
+        output::table(
+            &[
+                "POD ID",
+                "NAME",
+                "STATE",
+                "AGE",
+                "IP",
+                "PORTS",
+                "CONTAINERS",
+            ],
+            &rows,
+        );
+    }
+    Ok(0)
+}
+
+/// The state people are shown: the record's, unless the supervisor that wrote it has died.
+pub fn state(record: &Record) -> &'static str {
+    if !record.is_supervised() {
+        return "dead";
+    }
+    match record.state {
+        State::Created => "created",
+        State::Starting => "starting",
+        State::Ready => "ready",
+        State::Parked => "parked",
+        State::NotReady => "not ready",
+        State::Stopped => "stopped",
+        State::TaskOnly => "task only",
+    }
+}
+
+/// The state of a pod whose record cannot be read.
+pub const UNRECOVERED: &str = "unrecovered";
+
+/// A published port as it is written on the command line: `8080->80/tcp`.
+pub fn port(port: &PortMapping) -> String {
+    let at = match port.host_ip.as_str() {
+        "" => String::new(),
+        v6 if v6.contains(':') => format!("[{v6}]:"),
+        v4 => format!("{v4}:"),
+    };
+    format!(
+        "{at}{}->{}/{}",
+        port.host_port, port.container_port, port.protocol
+    )
+}
+
+/// Stopped and not ready pods; what is dead or unrecovered is shown always, because it needs somebody.
+fn is_over(found: &Found) -> bool {
+    match found {
+        Found::Record(r) => {
+            r.is_supervised() && matches!(r.state, State::Stopped | State::NotReady)
+        }
+        Found::Broken { .. } => false,
+    }
+}
+
+fn id(found: &Found) -> &str {
+    match found {
+        Found::Record(r) => &r.id,
+        Found::Broken { id, .. } => id,
+    }
+}
+
+fn running(record: &Record) -> usize {
+    record
+        .containers
+        .values()
+        .filter(|c| matches!(c.status, Status::Running | Status::Paused))
+        .count()
+}
+
+fn row(host: &Host, found: &Found) -> Vec<String> {
+    match found {
+        Found::Record(r) => vec![
+            short(&r.id).to_owned(),
+            r.name.clone(),
+            state(r).to_owned(),
+            output::age(clock::from_unix_nanos(r.created_at)),
+            address(r),
+            r.network
+                .ports
+                .iter()
+                .map(port)
+                .collect::<Vec<_>>()
+                .join(","),
+            format!("{}/{}", running(r), r.containers.len()),
+        ],
+        Found::Broken { id, .. } => {
+            let name = names::of(host, id).unwrap_or_default();
+            let mut row = vec![short(id).to_owned(), name, UNRECOVERED.to_owned()];
+            row.resize(7, String::new());
+            row
+        }
+    }
+}
+
+fn address(record: &Record) -> String {
+    if record.network.host {
+        return "host".to_owned();
+    }
+    let bare = |ip: &String| ip.split('/').next().unwrap_or_default().to_owned();
+    record
+        .network
+        .ips
+        .iter()
+        .map(bare)
+        .collect::<Vec<_>>()
+        .join(",")
+}
+
+fn document(host: &Host, found: &Found) -> Value {
+    match found {
+        Found::Record(r) => json!({
+            "id": r.id,
+            "name": r.name,
+            "namespace": r.namespace,
+            "state": state(r),
+            "reason": r.reason,
+            "created_at": clock::rfc3339(clock::from_unix_nanos(r.created_at)),
+            "network": r.network.name,
+            "ips": r.network.ips,
+            "ports": r.network.ports,
+            "containers": r.containers.len(),
+            "running": running(r),
+        }),
+        Found::Broken {
+            namespace,
+            id,
+            reason,
+        } => json!({
+            "id": id,
+            "name": names::of(host, id),
+            "namespace": namespace,
+            "state": UNRECOVERED,
+            "reason": reason,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_read_from_the_host_to_the_pod() {
+        let mapping = |ip: &str| PortMapping {
+            host_port: 80,
+            container_port: 8080,
+            protocol: "tcp".into(),
+            host_ip: ip.into(),
+        };
+        assert_eq!(port(&mapping("")), "80->8080/tcp");
+        assert_eq!(port(&mapping("10.0.0.1")), "10.0.0.1:80->8080/tcp");
+        assert_eq!(port(&mapping("::1")), "[::1]:80->8080/tcp");
+    }
+}

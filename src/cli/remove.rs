@@ -1,0 +1,245 @@
+//! Removing a pod: by its supervisor, and without one.
+//!
+//! Owns the sequence StopSandbox, ShutdownSandbox, rescue from the journal, directory, name. Promises that every step may
+//! find its work done already, and that with force every pod can be removed. Must never delete across a mount: what is
+//! mounted below a pod's directory is somebody's data.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::client;
+use crate::error::{Error, Kind, Result};
+use crate::network::NetworkRecord;
+use crate::pod;
+use crate::pod::record::{self, Found, Record, State};
+use crate::proto::sandbox::sandbox::{ShutdownSandboxRequest, StopSandboxRequest};
+
+use super::host::Host;
+use super::supervisor::label;
+use super::{names, output};
+
+/// Seconds that containers get between SIGTERM and SIGKILL when a pod is removed by force.
+const FORCED_GRACE: u32 = 1;
+
+/// Longer than the 4 s after which a supervisor answers ShutdownSandbox and goes on detached.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
+
+/// How long a supervisor may take from its last reply to its end.
+const LEAVE_LIMIT: Duration = Duration::from_secs(3);
+
+/// What StopSandbox may take on top of the grace and of one DEL.
+const STOP_MARGIN: Duration = Duration::from_secs(30);
+
+/// Stops the pod: synchronous, idempotent, bounded.
+pub async fn stop(host: &Host, record: &Record, grace: u32) -> Result<()> {
+    let limit = Duration::from_secs(u64::from(grace)) + host.config.del_timeout() + STOP_MARGIN;
+    let request = StopSandboxRequest {
+        sandbox_id: record.id.clone(),
+        timeout_secs: grace,
+        ..Default::default()
+    };
+    let what = format!("stop pod {}", label(record));
+    client::retry_closed(&record.address, |client| {
+        let (request, what) = (request.clone(), what.clone());
+        async move {
+            let answer = client
+                .sandbox()
+                .stop_sandbox(client::context(Some(limit)), &request)
+                .await;
+            answer.map(drop).map_err(|e| client::from_ttrpc(&what, e))
+        }
+    })
+    .await
+}
+
+/// Removes a pod that is known to be removable (see [`check`]), or any pod with `force`.
+pub async fn pod(host: &Host, found: &Found, force: bool) -> Result<()> {
+    let (id, name) = match found {
+        Found::Record(record) => {
+            if record.is_supervised() {
+                by_supervisor(host, record, force).await?;
+            }
+            (record.id.as_str(), Some(record.name.clone()))
+        }
+        Found::Broken { id, .. } => (id.as_str(), names::of(host, id)),
+    };
+    if host.pod_dir(id).join(record::FILE).exists() || matches!(found, Found::Broken { .. }) {
+        from_journal(host, id, force).await?;
+    }
+    owed(host, id, force)?;
+    forget(host, id, name.as_deref())
+}
+
+/// What a creation that failed has left: the same, by force, whatever state it is in.
+pub async fn unfinished(host: &Host, id: &str, name: &str) -> Result<()> {
+    let dir = host.pod_dir(id);
+    match record::read(&dir) {
+        Ok(record) => pod(host, &Found::Record(Box::new(record)), true).await,
+        // No supervisor got far enough to write a journal.
+        Err(e) if e.is_gone() => forget(host, id, Some(name)),
+        Err(e) => {
+            let found = Found::Broken {
+                namespace: host.namespace.clone(),
+                id: id.to_owned(),
+                reason: e.to_string(),
+            };
+            pod(host, &found, true).await
+        }
+    }
+}
+
+/// Without force only what has ended may be removed.
+pub fn check(found: &Found) -> Result<()> {
+    let refuse = |name: &str, why: &str| {
+        Err(Error::new(
+            Kind::State,
+            format!("remove pod {name}: {why}, or remove it by force with `podvisor rm -f {name}`"),
+        ))
+    };
+    match found {
+        Found::Broken { id, .. } => refuse(
+            id,
+            "its record cannot be read, so that it is not known whether it runs: look at it",
+        ),
+        Found::Record(r) if !r.is_supervised() => Ok(()),
+        Found::Record(r) => match r.state {
+            State::Ready | State::TaskOnly => refuse(
+                label(r),
+                "it is running: stop it first with `podvisor stop`",
+            ),
+            State::Starting | State::Parked => refuse(label(r), "it is being made: wait"),
+            State::Created | State::NotReady | State::Stopped => Ok(()),
+        },
+    }
+}
+
+async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> {
+    // Shutdown never fails for a DEL that is owed; a removal without force has to, so it asks for the DEL first.
+    if record.state != State::Stopped || record.network.pending.is_some() {
+        match stop(host, record, FORCED_GRACE).await {
+            Err(e) if !force && !ended(&e) => return Err(e),
+            // Shutdown is next, and stops for itself.
+            _ => {}
+        }
+    }
+    let request = ShutdownSandboxRequest {
+        sandbox_id: record.id.clone(),
+        ..Default::default()
+    };
+    let what = format!("shut down pod {}", label(record));
+    let answer = client::retry_closed(&record.address, |client| {
+        let (request, what) = (request.clone(), what.clone());
+        async move {
+            let answer = client
+                .sandbox()
+                .shutdown_sandbox(client::context(Some(SHUTDOWN_LIMIT)), &request)
+                .await;
+            answer.map(drop).map_err(|e| client::from_ttrpc(&what, e))
+        }
+    })
+    .await;
+    let Some(own) = record.supervisor else {
+        return Ok(());
+    };
+    match answer {
+        Ok(()) => {
+            // It may stay as the keeper of what it still owes; then it has closed its socket and needs nothing of ours.
+            own.wait_gone(LEAVE_LIMIT).await;
+            Ok(())
+        }
+        Err(e) if ended(&e) && own.wait_gone(LEAVE_LIMIT).await => Ok(()),
+        Err(e) if !force => Err(e),
+        Err(e) => {
+            output::complain(format!(
+                "{e}; ending its supervisor (pid {}) and working from its journal",
+                own.pid
+            ));
+            own.signal(libc::SIGKILL)?;
+            own.wait_gone(LEAVE_LIMIT).await;
+            Ok(())
+        }
+    }
+}
+
+/// The supervisor has died, or left without forgetting everything.
+async fn from_journal(host: &Host, id: &str, force: bool) -> Result<()> {
+    let budget = host.config.del_timeout() + STOP_MARGIN;
+    match pod::rescue(
+        &host.config,
+        host.reaper().await?,
+        &host.namespace,
+        id,
+        budget,
+    )
+    .await
+    {
+        Ok(_) => Ok(()),
+        Err(e) if e.is_gone() => Ok(()),
+        Err(e) if force => {
+            output::complain(format!("clean up pod {id}: {e}"));
+            Ok(())
+        }
+        Err(e) => Err(e.within(format!("clean up pod {id}"))),
+    }
+}
+
+/// A DEL that is still owed is on record beside the pod and survives it.
+fn owed(host: &Host, id: &str, force: bool) -> Result<()> {
+    let network = NetworkRecord::at(&host.config, &host.namespace, id);
+    if !network.owes_del() {
+        return Ok(());
+    }
+    let what = format!(
+        "remove pod {id}: network clean-up pending, see {}",
+        network.dir().display()
+    );
+    if !force {
+        return Err(Error::new(
+            Kind::Busy,
+            format!("{what}; try again, or remove the rest now with `podvisor rm -f`"),
+        ));
+    }
+    output::complain(format!(
+        "{what}; the pod is gone, its addresses are not free until that has been done"
+    ));
+    Ok(())
+}
+
+/// Directory last but one, name last.
+fn forget(host: &Host, id: &str, name: Option<&str>) -> Result<()> {
+    let dir = host.pod_dir(id);
+    if let Some(mount) = mount_below(&dir)? {
+        return Err(Error::new(
+            Kind::State,
+            format!(
+                "remove {}: {mount} is still mounted in it; unmount that and try again",
+                dir.display()
+            ),
+        ));
+    }
+    match fs::remove_dir_all(&dir) {
+        Ok(()) => {}
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(Error::io(format!("remove {}", dir.display()), e)),
+    }
+    match name {
+        Some(name) if !name.is_empty() => names::release(host, name, id),
+        _ => Ok(()),
+    }
+}
+
+fn mount_below(dir: &Path) -> Result<Option<String>> {
+    let table = fs::read_to_string("/proc/self/mountinfo")
+        .map_err(|e| Error::io("read /proc/self/mountinfo", e))?;
+    let root = format!("{}/", dir.display());
+    // Field 5 is the mount point; ids hold nothing that the kernel would escape.
+    let mut points = table.lines().filter_map(|l| l.split(' ').nth(4));
+    Ok(points.find(|p| p.starts_with(&root)).map(str::to_owned))
+}
+
+/// The other side is not there any more, or knows the pod no more.
+fn ended(error: &Error) -> bool {
+    matches!(error.kind(), Kind::NotFound | Kind::Gone)
+}

@@ -1,0 +1,40 @@
+//! `podvisor rm`: removes pods and everything of theirs.
+
+use std::rc::Rc;
+
+use super::failure::{Failure, NO_SUCH};
+use super::host::Host;
+use super::{output, remove, select};
+
+/// Flags of `rm`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  podvisor rm -f web")]
+pub struct Args {
+    /// Stop what runs first, and remove what cannot be removed otherwise; what stays owed is kept on record.
+    #[arg(short, long)]
+    force: bool,
+    /// Names, ids, or beginnings of them.
+    #[arg(required = true, value_name = "POD")]
+    pods: Vec<String>,
+}
+
+/// Runs the verb.
+pub async fn run(host: &Rc<Host>, args: Args) -> Result<u8, Failure> {
+    let force = args.force;
+    let shared = Rc::clone(host);
+    super::each::run(args.pods, move |target| {
+        let host = Rc::clone(&shared);
+        async move { one(&host, &target, force).await }
+    })
+    .await
+}
+
+async fn one(host: &Host, target: &str, force: bool) -> Result<(), Failure> {
+    let found = select::pod(host, target)?;
+    if !force {
+        remove::check(&found).map_err(|e| Failure::new(NO_SUCH, e))?;
+    }
+    remove::pod(host, &found, force).await?;
+    output::line(target);
+    Ok(())
+}

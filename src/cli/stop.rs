@@ -1,0 +1,59 @@
+//! `podvisor stop`: ends a pod's containers and releases its network; its record stays until `rm`.
+
+use std::rc::Rc;
+
+use crate::error::Kind;
+use crate::pod::record::State;
+
+use super::failure::{Failure, NO_SUCH};
+use super::host::Host;
+use super::supervisor::label;
+use super::{output, remove, select};
+
+/// Flags of `stop`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  podvisor stop -t 30 web")]
+pub struct Args {
+    /// Seconds between SIGTERM and SIGKILL.
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    time: u32,
+    /// Names, ids, or beginnings of them.
+    #[arg(required = true, value_name = "POD")]
+    pods: Vec<String>,
+}
+
+/// Runs the verb.
+pub async fn run(host: &Rc<Host>, args: Args) -> Result<u8, Failure> {
+    let grace = args.time;
+    let shared = Rc::clone(host);
+    super::each::run(args.pods, move |target| {
+        let host = Rc::clone(&shared);
+        async move { one(&host, &target, grace).await }
+    })
+    .await
+}
+
+async fn one(host: &Host, target: &str, grace: u32) -> Result<(), Failure> {
+    let record = select::readable(host, target)?;
+    if !record.is_supervised() {
+        let name = label(&record);
+        return Err(Failure::no_such(
+            Kind::State,
+            format!(
+                "stop pod {name}: its supervisor has died; `podvisor rm {name}` undoes what is left of it"
+            ),
+        ));
+    }
+    if record.state == State::Stopped && record.network.pending.is_none() {
+        output::line(target);
+        return Ok(());
+    }
+    match remove::stop(host, &record, grace).await {
+        Ok(()) => {
+            output::line(target);
+            Ok(())
+        }
+        Err(e) if e.is_gone() => Err(Failure::new(NO_SUCH, e)),
+        Err(e) => Err(e.into()),
+    }
+}

@@ -1,0 +1,167 @@
+//! Files that must survive a power cut: temp file, fsync, rename, fsync of the directory; directories that are ours alone.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use crate::error::{Context, Error, Kind, Result};
+
+/// Most that is read of any file of this room: a configuration or a result is a few kilobytes.
+const MAX_READ: u64 = 4 << 20;
+
+/// Replaces `path` by `bytes`, mode 0600: readers see the old or the new text, also after a power cut.
+pub(super) fn write_durable(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_whole(path, bytes)?;
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+/// The same, but a power cut may bring the old text back, or take a new file away, until its directory is synced.
+pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("write {}: it is not a file's path", path.display()),
+        ));
+    };
+    let mut temp_name = std::ffi::OsString::from(".");
+    temp_name.push(name);
+    temp_name.push(".tmp");
+    let temp = dir.join(temp_name);
+    // What a killed writer left would stop create_new for ever.
+    remove_file(&temp)?;
+    let written = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temp)
+        .and_then(|mut f| f.write_all(bytes).and_then(|()| f.sync_all()))
+        .and_then(|()| fs::rename(&temp, path));
+    if let Err(e) = written {
+        let _ = fs::remove_file(&temp);
+        return Err(Error::io(format!("write {}", path.display()), e));
+    }
+    Ok(())
+}
+
+/// Makes what happened to the names in `dir` durable.
+pub(super) fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir)
+        .and_then(|d| d.sync_all())
+        .context(|| format!("sync {}", dir.display()))
+}
+
+/// Removes a file; absent = done. Not yet durable: see [`sync_dir`].
+pub(super) fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io(format!("remove {}", path.display()), e))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes `dir` (mode 0700) and what is missing above it, durable, and refuses one that others can write to: what is in
+/// it decides what we run as root.
+pub(super) fn private_dir(dir: &Path) -> Result<()> {
+    let existed = dir.exists();
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .context(|| format!("make directory {}", dir.display()))?;
+    let meta =
+        fs::symlink_metadata(dir).context(|| format!("check directory {}", dir.display()))?;
+    let own = nix::unistd::geteuid().as_raw();
+    if !meta.is_dir() || meta.uid() != own || meta.mode() & 0o022 != 0 {
+        return Err(Error::new(
+            Kind::Denied,
+            format!(
+                "check directory {}: it must be a directory of uid {own} that nobody else can write to (it is of uid {}, mode {:04o}); run `chown` and `chmod 0700` on it",
+                dir.display(),
+                meta.uid(),
+                meta.mode() & 0o7777
+            ),
+        ));
+    }
+    match dir.parent() {
+        Some(parent) if !existed => sync_dir(parent),
+        _ => Ok(()),
+    }
+}
+
+/// Reads a regular file of modest size; never blocks on a fifo that somebody left in the directory.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+    let what = || format!("read {}", path.display());
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(path)
+        .context(what)?;
+    let meta = file.metadata().context(what)?;
+    if !meta.is_file() || meta.len() > MAX_READ {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "{}: it is not a regular file of at most {MAX_READ} bytes",
+                what()
+            ),
+        ));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_READ).read_to_end(&mut bytes).context(what)?;
+    if bytes.is_empty() {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("{}: the file is empty", what()),
+        ));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_stale_temp_file_does_not_stop_the_next_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        fs::write(dir.path().join(".a.json.tmp"), "half").unwrap();
+        write_durable(&path, b"whole").unwrap();
+        assert_eq!(read(&path).unwrap(), b"whole");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_to_is_refused() {
+        let top = tempfile::tempdir().unwrap();
+        let dir = top.path().join("a/b");
+        private_dir(&dir).unwrap();
+        assert_eq!(
+            fs::metadata(&dir).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(private_dir(&dir).map_err(|e| e.kind()), Err(Kind::Denied));
+    }
+
+    #[test]
+    fn empty_files_and_fifos_are_errors_not_surprises() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("empty"), "").unwrap();
+        nix::unistd::mkfifo(&dir.path().join("fifo"), nix::sys::stat::Mode::S_IRUSR).unwrap();
+        for name in ["empty", "fifo"] {
+            assert_eq!(
+                read(&dir.path().join(name)).map_err(|e| e.kind()),
+                Err(Kind::Invalid),
+                "{name}"
+            );
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What a plugin prints after ADD, in the versions there are: checked, brought to the configuration's version, addresses read.
+
+use std::net::IpAddr;
+
+use serde_json::{Map, Value};
+
+use super::AddResult;
+use crate::error::{Error, Kind, Result};
+
+/// Versions of the CNI specification that are spoken here, oldest first.
+pub(super) const VERSIONS: [&str; 7] = [
+    "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
+];
+
+/// Since when DEL is given prevResult.
+pub(super) const PREV_RESULT_ON_DEL: &str = "0.4.0";
+
+/// True when `version` (one of [`VERSIONS`]) is `floor` or newer.
+pub(super) fn at_least(version: &str, floor: &str) -> bool {
+    rank(version) >= rank(floor)
+}
+
+/// Checks a result and brings it to `version`. A result without `cniVersion` is read as one of the version the plugin
+/// was called with, as libcni does.
+pub(super) fn normalise(raw: Value, version: &str) -> Result<AddResult> {
+    let Value::Object(mut raw) = raw else {
+        return Err(Error::new(Kind::Other, "the result is not a JSON object"));
+    };
+    let stated = match raw.get("cniVersion") {
+        None | Some(Value::Null) => version.to_owned(),
+        Some(Value::String(s)) if s.is_empty() => version.to_owned(),
+        Some(Value::String(s)) if rank(s).is_some() => s.clone(),
+        Some(other) => {
+            return Err(Error::new(
+                Kind::Other,
+                format!(
+                    "the result has cniVersion {other}; versions {} are read here",
+                    VERSIONS.join(", ")
+                ),
+            ));
+        }
+    };
+    let ips = addresses(&raw)?;
+    // Before 0.3.0 a result had another shape; between the two families it is passed on as it came.
+    let target = if has_list(&stated) == has_list(version) {
+        version
+    } else {
+        &stated
+    };
+    raw.insert("cniVersion".into(), target.into());
+    if has_list(target) {
+        mark_families(&mut raw, !at_least(target, "1.0.0"));
+    }
+    Ok(AddResult {
+        ips,
+        raw: Value::Object(raw),
+    })
+}
+
+/// prevResult of a DEL: None when it cannot be given in `version`, which must not stop the DEL.
+pub(super) fn for_del(raw: &Value, version: &str) -> Option<Value> {
+    if !at_least(version, PREV_RESULT_ON_DEL) {
+        return None;
+    }
+    let result = normalise(raw.clone(), version).ok()?;
+    (result.raw["cniVersion"].as_str() == Some(version)).then_some(result.raw)
+}
+
+fn rank(version: &str) -> Option<usize> {
+    VERSIONS.iter().position(|v| *v == version)
+}
+
+/// Since 0.3.0 a result has lists of interfaces and addresses.
+fn has_list(version: &str) -> bool {
+    at_least(version, "0.3.0")
+}
+
+/// 0.3 and 0.4 want `version: "4"|"6"` in each address; 1.0 dropped it.
+fn mark_families(raw: &mut Map<String, Value>, wanted: bool) {
+    let Some(Value::Array(ips)) = raw.get_mut("ips") else {
+        return;
+    };
+    for ip in ips.iter_mut().filter_map(Value::as_object_mut) {
+        if wanted {
+            let six = ip
+                .get("address")
+                .and_then(Value::as_str)
+                .is_some_and(|a| a.contains(':'));
+            ip.insert("version".into(), if six { "6" } else { "4" }.into());
+        } else {
+            ip.shift_remove("version");
+        }
+    }
+}
+
+fn addresses(raw: &Map<String, Value>) -> Result<Vec<String>> {
+    let interfaces = raw.get("interfaces").and_then(Value::as_array);
+    let in_sandbox = |ip: &Value| {
+        let index = ip["interface"]
+            .as_u64()
+            .and_then(|i| usize::try_from(i).ok());
+        match (index, interfaces) {
+            // Without a reference to an interface the address is the attachment's own.
+            (None, _) | (_, None) => true,
+            (Some(i), Some(all)) => all
+                .get(i)
+                .is_none_or(|f| f["sandbox"].as_str().is_some_and(|s| !s.is_empty())),
+        }
+    };
+    let listed = raw
+        .get("ips")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    let listed = listed.filter(|ip| in_sandbox(ip)).map(|ip| &ip["address"]);
+    let legacy = ["ip4", "ip6"]
+        .into_iter()
+        .filter_map(|key| raw.get(key))
+        .map(|ip| &ip["ip"]);
+    listed.chain(legacy).map(address).collect()
+}
+
+/// An address with its prefix length. It is checked because it ends up in the pod's hosts file.
+fn address(value: &Value) -> Result<String> {
+    let text = value.as_str().unwrap_or_default();
+    let good = text.split_once('/').is_some_and(|(ip, prefix)| {
+        let limit = match ip.parse::<IpAddr>() {
+            Ok(IpAddr::V4(_)) => 32,
+            Ok(IpAddr::V6(_)) => 128,
+            Err(_) => return false,
+        };
+        prefix.parse::<u8>().is_ok_and(|p| p <= limit)
+    });
+    if good {
+        return Ok(text.to_owned());
+    }
+    Err(Error::new(
+        Kind::Other,
+        format!("the result has {value} where an address with prefix length belongs"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn bridge(version: &str) -> Value {
+        json!({"cniVersion": version,
+            "interfaces": [{"name": "cni0", "mac": "0a:00:00:00:00:01"}, {"name": "eth0", "sandbox": "/run/netns/x"}],
+            "ips": [{"version": "4", "interface": 1, "address": "10.1.2.3/24", "gateway": "10.1.2.1"},
+                    {"version": "6", "interface": 1, "address": "fd00::3/64"},
+                    {"version": "4", "interface": 0, "address": "10.1.2.1/24"}]})
+    }
+
+    #[test]
+    fn addresses_in_the_sandbox_keep_their_order_in_every_version() {
+        for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
+            let result = normalise(bridge(version), version).unwrap();
+            assert_eq!(result.ips, ["10.1.2.3/24", "fd00::3/64"], "{version}");
+        }
+        let old = json!({"ip4": {"ip": "10.0.0.2/16"}, "ip6": {"ip": "fd00::2/64"}, "dns": {}});
+        assert_eq!(
+            normalise(old, "0.2.0").unwrap().ips,
+            ["10.0.0.2/16", "fd00::2/64"]
+        );
+    }
+
+    #[test]
+    fn a_result_without_a_version_is_read_as_the_configurations() {
+        let raw = json!({"ips": [{"address": "10.0.0.2/16"}]});
+        let result = normalise(raw, "0.3.1").unwrap();
+        assert_eq!(result.raw["cniVersion"], "0.3.1");
+        assert_eq!(result.raw["ips"][0]["version"], "4");
+    }
+
+    #[test]
+    fn a_result_is_brought_to_the_version_of_the_configuration() {
+        let up = normalise(bridge("0.4.0"), "1.0.0").unwrap().raw;
+        assert_eq!(
+            (up["cniVersion"].as_str(), up["ips"][0].get("version")),
+            (Some("1.0.0"), None)
+        );
+        let down = normalise(bridge("1.0.0"), "0.4.0").unwrap().raw;
+        assert_eq!(
+            (
+                down["cniVersion"].as_str(),
+                down["ips"][1]["version"].as_str()
+            ),
+            (Some("0.4.0"), Some("6"))
+        );
+    }
+
+    #[test]
+    fn what_is_not_a_result_is_refused() {
+        for raw in [
+            json!([]),
+            json!({"cniVersion": "3.0.0"}),
+            json!({"cniVersion": 1}),
+            json!({"ips": [{"address": "10.0.0.2"}]}),
+            json!({"ips": [{"address": "10.0.0.2/33"}]}),
+            json!({"ips": [{"address": "10.0.0.2/24\nevil"}]}),
+            json!({"ips": [{}]}),
+        ] {
+            assert!(normalise(raw.clone(), "1.0.0").is_err(), "{raw}");
+        }
+    }
+
+    #[test]
+    fn del_goes_without_a_result_it_cannot_be_given() {
+        assert!(for_del(&bridge("1.0.0"), "0.3.1").is_none());
+        assert!(
+            for_del(
+                &json!({"cniVersion": "0.1.0", "ip4": {"ip": "10.0.0.2/16"}}),
+                "0.4.0"
+            )
+            .is_none()
+        );
+        assert!(for_del(&json!("damaged"), "1.0.0").is_none());
+        assert_eq!(
+            for_del(&bridge("0.4.0"), "1.0.0").unwrap()["cniVersion"],
+            "1.0.0"
+        );
+    }
+}

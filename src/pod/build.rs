@@ -1,0 +1,418 @@
+//! The creation job: netns, CNI ADD, infra process, each with its intent on record before it begins.
+//!
+//! Owned by the pod, not by a request (law 1). Ends in commit, park or undo, as a value (law 3). The undo runs before
+//! the job lets go of the pod's work, under its own clock (law 4).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Map, json};
+use tokio::sync::watch;
+
+use super::join::{Job, Outcome};
+use super::plan::{NetworkPlan, Plan};
+use super::record::{Effect, State};
+use super::teardown::{self, Scope};
+use super::{Phase, Pod, now_nanos, patience};
+use crate::cgroup::{Group, Layout};
+use crate::error::{Error, Kind, Result};
+use crate::infra::{self, InfraSpec, Namespace, PodFiles};
+use crate::network::{self, AddResult, Attachment, netns};
+use crate::process::Child;
+
+/// Interface of the pod in its network; what every CNI runtime uses first.
+const IFNAME: &str = "eth0";
+
+/// How long a roll-back holds up the next try of the same pod.
+const ROLL_BACK_BUDGET: Duration = Duration::from_secs(90);
+
+impl Pod {
+    /// CreateSandbox's own effects: the record, directories, pod files and shm.
+    pub(super) fn prepare(&self, plan: &Plan, digest: &str) -> Result<()> {
+        let journal = &self.shared.journal;
+        journal.begin_stage("create", true)?;
+        let paths = self.cgroup_paths(plan);
+        journal.update(|r| {
+            r.state = State::Created;
+            r.name = plan.name.clone();
+            r.uid = plan.uid.clone();
+            r.pod_namespace = plan.pod_namespace.clone();
+            r.attempt = plan.attempt;
+            r.digest = digest.to_owned();
+            r.hostname = plan.hostname.clone();
+            r.labels = plan.labels.clone();
+            r.annotations = plan.annotations.clone();
+            r.network.ports = plan.ports.clone();
+            r.network.ours = plan.owns_network();
+            r.network.host = plan.network == NetworkPlan::Host;
+            r.cgroup = Some(paths.pod);
+            r.cgroup_ours = paths.ours;
+            r.infra_cgroup = Some(paths.infra);
+            r.effects.files = Effect::Intent;
+        })?;
+        let files = PodFiles {
+            hostname: match plan.hostname.is_empty() {
+                true => host_name(),
+                false => plan.hostname.clone(),
+            },
+            dns: plan.dns.clone(),
+            host_network: plan.network == NetworkPlan::Host,
+            host_ipc: plan.infra.ipc == Namespace::Host,
+            shm_size: plan.shm_size(),
+        };
+        match files.make(&self.files_dir()) {
+            Ok(made) => {
+                journal.update(|r| {
+                    r.files = Some(made);
+                    r.effects.files = Effect::Done;
+                })?;
+                journal.end_stage(None);
+                Ok(())
+            }
+            Err(error) => {
+                journal.end_stage(Some(&error));
+                // Nothing but files was begun; what cannot be removed stays on record for `delete`.
+                match PodFiles::remove(&self.files_dir()) {
+                    Ok(()) => journal.close()?,
+                    Err(undo) => tracing::warn!(error = %undo, "remove the pod's files"),
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Runs the creation to its end, then commits, parks or undoes it.
+    pub(super) async fn run_creation(
+        self,
+        plan: Arc<Plan>,
+        job: Job,
+        outcome: watch::Sender<Option<Outcome>>,
+    ) {
+        let _work = self.shared.work.lock().await;
+        let building = {
+            let pod = self.clone();
+            tokio::spawn(async move { pod.build(&plan).await })
+        };
+        let abort = building.abort_handle();
+        let result = tokio::select! {
+            built = building => built.unwrap_or_else(|e| Err(panicked(&e))),
+            () = job.cancelled() => {
+                // Dropping the build kills a plugin at work (its helper's process group); DEL is owed by the record.
+                abort.abort();
+                Err(Error::new(Kind::Cancelled, "start sandbox: the pod is being stopped"))
+            }
+        };
+        match result {
+            Ok(child) => self.finish_creation(&job, child, &outcome),
+            Err(error) => {
+                self.shared.journal.end_stage(Some(&error));
+                self.shared.journal.note(|r| {
+                    r.state = State::NotReady;
+                    r.reason = Some(error.to_string());
+                });
+                tracing::warn!(pod = %self.shared.options.group, %error, "creation failed; rolling back");
+                outcome.send_replace(Some(Outcome::Failed(error.kind(), error.to_string())));
+                self.roll_back().await;
+            }
+        }
+    }
+
+    fn finish_creation(&self, job: &Job, child: Child, outcome: &watch::Sender<Option<Outcome>>) {
+        let claimed = job.is_claimed();
+        {
+            let mut inner = self.lock();
+            if !matches!(inner.phase, Phase::Starting(_)) {
+                // Stop or shutdown has taken over; it waits for our work lock and undoes from the record.
+                outcome.send_replace(Some(Outcome::Failed(
+                    Kind::Cancelled,
+                    "start sandbox: the pod is being stopped".into(),
+                )));
+                return;
+            }
+            inner.phase = match claimed {
+                true => Phase::Ready,
+                false => Phase::Parked,
+            };
+        }
+        self.shared.journal.note(|r| {
+            r.state = if claimed { State::Ready } else { State::Parked };
+            r.reason = None;
+            r.ready_at = claimed.then(now_nanos);
+        });
+        self.shared.journal.end_stage(None);
+        tracing::info!(pod = %self.shared.options.group, claimed, "pod is up");
+        self.watch_infra(child);
+        if claimed {
+            outcome.send_replace(Some(Outcome::Committed));
+        } else {
+            outcome.send_replace(Some(Outcome::Parked));
+            self.watch_parked(job.clone());
+        }
+    }
+
+    async fn roll_back(&self) {
+        let report = teardown::undo(
+            self.config(),
+            &self.shared.reaper,
+            &self.shared.journal,
+            Scope::creation(),
+            patience(ROLL_BACK_BUDGET),
+        )
+        .await;
+        for (step, error) in &report.owed {
+            tracing::error!(step, %error, "undo is still owed");
+        }
+        let mut inner = self.lock();
+        if matches!(inner.phase, Phase::Starting(_)) {
+            // The request is still on record: the next StartSandbox may try again.
+            inner.phase = Phase::Created;
+        }
+    }
+
+    async fn build(&self, plan: &Plan) -> Result<Child> {
+        let journal = &self.shared.journal;
+        journal.update(|r| r.state = State::Starting)?;
+        let mut spec = plan.infra.clone();
+        match &plan.network {
+            NetworkPlan::Host => {}
+            NetworkPlan::Given(path) => {
+                journal.update(|r| r.network.netns = Some(path.clone()))?;
+            }
+            NetworkPlan::Loopback => {
+                let path = self.make_netns()?;
+                journal.end_stage(None);
+                spec.network = Namespace::Path(path);
+            }
+            NetworkPlan::Ours(name) => {
+                spec.network = Namespace::Path(self.make_network(plan, name).await?)
+            }
+        }
+        let child = self.make_infra(spec).await?;
+        journal.begin_stage("ready", false)?;
+        Ok(child)
+    }
+
+    async fn make_network(&self, plan: &Plan, name: &str) -> Result<PathBuf> {
+        let (config, reaper, journal) = (self.config(), &self.shared.reaper, &self.shared.journal);
+        // Read first: an unknown network must not cost a netns.
+        let conf = network::load_conf(config, Some(name).filter(|n| !n.is_empty()))?;
+        let record = self.network_record();
+        if record.owes_del() {
+            journal.begin_stage("cni-del", false)?;
+            network::del(config, reaper, &record, config.del_timeout()).await?;
+            journal.end_stage(None);
+        }
+        let path = self.make_netns()?;
+        journal.end_stage(None);
+        journal.begin_stage("cni-add", false)?;
+        journal.update(|r| {
+            r.network.name = conf.name.clone();
+            r.effects.cni = Effect::Intent;
+        })?;
+        let attachment = self.attachment(plan, path.clone());
+        let result = network::add(config, reaper, &record, &conf, &attachment).await?;
+        journal.update(|r| {
+            r.network.ips = result.ips.clone();
+            r.effects.cni = Effect::Done;
+        })?;
+        self.write_hosts(&result);
+        journal.end_stage(None);
+        Ok(path)
+    }
+
+    fn make_netns(&self) -> Result<PathBuf> {
+        let o = &self.shared.options;
+        let path = netns::path(&o.config, &o.namespace, &o.group);
+        let journal = &self.shared.journal;
+        journal.begin_stage("netns", false)?;
+        journal.update(|r| {
+            r.network.netns = Some(path.clone());
+            r.effects.netns = Effect::Intent;
+        })?;
+        netns::make(&path)?;
+        journal.update(|r| r.effects.netns = Effect::Done)?;
+        Ok(path)
+    }
+
+    async fn make_infra(&self, mut spec: InfraSpec) -> Result<Child> {
+        let journal = &self.shared.journal;
+        journal.begin_stage("infra", false)?;
+        let layout = Layout::detect()?;
+        let (pod, infra_path) = journal.with(|r| (r.cgroup.clone(), r.infra_cgroup.clone()));
+        journal.update(|r| r.effects.cgroup = Effect::Intent)?;
+        if let Some(path) = pod.filter(|_| journal.with(|r| r.cgroup_ours)) {
+            Group::new(&layout, &path)?.create()?;
+        }
+        if let Some(path) = infra_path {
+            let group = Group::from_spec(&layout, &path)?;
+            group.create()?;
+            spec.cgroup_dirs = group.dirs();
+        }
+        journal.update(|r| {
+            r.effects.cgroup = Effect::Done;
+            r.effects.infra = Effect::Intent;
+            r.infra_spec = Some(spec.clone());
+        })?;
+        let prepared = infra::prepare(&self.shared.reaper, &spec).await?;
+        // On record before it may run.
+        journal.update(|r| r.infra = Some(prepared.identity()))?;
+        let child = prepared.run().await?;
+        journal.update(|r| r.effects.infra = Effect::Done)?;
+        journal.end_stage(None);
+        Ok(child)
+    }
+
+    fn attachment(&self, plan: &Plan, netns: PathBuf) -> Attachment {
+        let id = &self.shared.options.group;
+        let or = |text: &str, other: &str| {
+            if text.is_empty() {
+                other.to_owned()
+            } else {
+                text.to_owned()
+            }
+        };
+        let mut capabilities = Map::new();
+        if let Some(dns) = &plan.dns {
+            capabilities.insert(
+                "dns".into(),
+                json!({"servers": dns.servers, "searches": dns.searches, "options": dns.options}),
+            );
+        }
+        capabilities.insert(
+            "io.kubernetes.cri.pod-annotations".into(),
+            json!(plan.annotations),
+        );
+        Attachment {
+            container_id: id.clone(),
+            netns,
+            ifname: IFNAME.to_owned(),
+            args: vec![
+                ("IgnoreUnknown".into(), "1".into()),
+                (
+                    "K8S_POD_NAMESPACE".into(),
+                    or(&plan.pod_namespace, &self.shared.options.namespace),
+                ),
+                ("K8S_POD_NAME".into(), or(&plan.name, id)),
+                ("K8S_POD_INFRA_CONTAINER_ID".into(), id.clone()),
+                ("K8S_POD_UID".into(), plan.uid.clone()),
+            ],
+            port_mappings: plan.ports.clone(),
+            capabilities,
+        }
+    }
+
+    /// The pod's own hosts file; containers bind it, so it is told of addresses in place. Not worth failing a pod for.
+    fn write_hosts(&self, result: &AddResult) {
+        let hostname = self.shared.journal.with(|r| r.hostname.clone());
+        let files = PodFiles {
+            hostname,
+            dns: None,
+            host_network: false,
+            host_ipc: false,
+            shm_size: 0,
+        };
+        let bare: Vec<String> = result
+            .ips
+            .iter()
+            .map(|ip| ip.split('/').next().unwrap_or(ip).to_owned())
+            .collect();
+        if let Err(error) = files.set_addresses(&self.files_dir(), &bare) {
+            tracing::warn!(%error, "write the pod's addresses to its hosts file");
+        }
+    }
+
+    fn cgroup_paths(&self, plan: &Plan) -> CgroupPaths {
+        let id = &self.shared.options.group;
+        if let Some(path) = &plan.cgroups_path {
+            // From an OCI spec: the path is the sandbox's own.
+            return CgroupPaths {
+                pod: path.clone(),
+                infra: path.clone(),
+                ours: false,
+            };
+        }
+        match &plan.cgroup_parent {
+            Some(parent) if parent.ends_with(".slice") => CgroupPaths {
+                pod: parent.clone(),
+                infra: format!(
+                    "{}:cri-containerd:{id}",
+                    parent.rsplit('/').next().unwrap_or(parent)
+                ),
+                ours: false,
+            },
+            Some(parent) => CgroupPaths {
+                pod: parent.clone(),
+                infra: format!("{}/{id}", parent.trim_end_matches('/')),
+                ours: false,
+            },
+            None => {
+                let pod = format!("{}/{id}", self.config().cgroup_parent.trim_end_matches('/'));
+                CgroupPaths {
+                    // cgroup v2 allows no processes beside child groups: the infra process gets a leaf of its own.
+                    infra: format!("{pod}/infra"),
+                    pod,
+                    ours: true,
+                }
+            }
+        }
+    }
+
+    pub(super) fn files_dir(&self) -> PathBuf {
+        self.shared.journal.dir().join("files")
+    }
+
+    /// Sees the infra process end by itself.
+    fn watch_infra(&self, child: Child) {
+        let pod = self.clone();
+        tokio::spawn(async move {
+            let exit = child.wait().await;
+            pod.infra_ended(exit.code, exit.signal, exit.at).await;
+        });
+    }
+
+    async fn infra_ended(&self, code: u32, signal: Option<i32>, at: SystemTime) {
+        self.shared.exit.send_replace(Some((code, at)));
+        let unexpected = {
+            let mut inner = self.lock();
+            let up = matches!(inner.phase, Phase::Ready | Phase::Parked);
+            if up {
+                inner.phase = Phase::Down;
+            }
+            up
+        };
+        let how = signal.map_or_else(|| format!("exit code {code}"), |s| format!("signal {s}"));
+        self.shared.journal.note(|r| {
+            r.exited_at = Some(crate::clock::unix_nanos(at));
+            r.exit_status = Some(code);
+            if unexpected {
+                r.state = State::NotReady;
+                r.reason = Some(format!("the infra process ended by itself ({how})"));
+            }
+        });
+        if unexpected {
+            tracing::error!(pod = %self.shared.options.group, how, "the infra process ended by itself");
+            self.clean_up_after_infra().await;
+        }
+    }
+}
+
+struct CgroupPaths {
+    pod: String,
+    infra: String,
+    ours: bool,
+}
+
+fn host_name() -> String {
+    nix::unistd::gethostname()
+        .ok()
+        .and_then(|n| n.into_string().ok())
+        .unwrap_or_else(|| "localhost".into())
+}
+
+fn panicked(error: &tokio::task::JoinError) -> Error {
+    Error::new(
+        Kind::Other,
+        format!("create the pod: its job ended early ({error}); see the supervisor's log"),
+    )
+}

@@ -1,0 +1,207 @@
+//! What a pod says of itself: status, the verbose `info` document, the OCI spec of the infra process, and what its
+//! containers are given. All from the record in memory; nothing waits (law 7).
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use super::Pod;
+use super::plan::Plan;
+use super::record::{Record, State};
+use crate::clock;
+use crate::container::PodContext;
+use crate::error::Result;
+use crate::infra::Namespace;
+
+/// What SandboxStatus answers.
+#[derive(Debug, Clone)]
+pub struct Status {
+    /// Host pid of the infra process; kept after its end.
+    pub pid: u32,
+    /// True: `SANDBOX_READY`.
+    pub ready: bool,
+    /// When CreateSandbox was accepted.
+    pub created_at: SystemTime,
+    /// When the infra process ended.
+    pub exited_at: Option<SystemTime>,
+    /// Verbose only: key `info`, a JSON document in the shape of CRI's `SandboxInfo`.
+    pub info: HashMap<String, String>,
+}
+
+impl Pod {
+    /// SandboxStatus. Cheap: CRI asks before every event of every container.
+    pub fn status(&self, id: &str, verbose: bool) -> Result<Status> {
+        self.check_sandbox(id)?;
+        let plan = self.lock().plan.clone();
+        Ok(self.shared.journal.with(|r| Status {
+            pid: r.infra.and_then(|i| u32::try_from(i.pid).ok()).unwrap_or(0),
+            ready: r.state == State::Ready,
+            created_at: clock::from_unix_nanos(r.created_at),
+            exited_at: r.exited_at.map(clock::from_unix_nanos),
+            info: match (verbose, plan) {
+                (true, Some(plan)) => {
+                    HashMap::from([("info".to_owned(), info(r, &plan).to_string())])
+                }
+                _ => HashMap::new(),
+            },
+        }))
+    }
+
+    /// The infra process as an OCI spec with stable namespace paths, for NRI and for callers that build containers
+    /// from paths instead of a pid.
+    pub fn spec(&self) -> Value {
+        self.shared.journal.with(|r| spec(r))
+    }
+}
+
+/// What a container of the pod gets: namespaces to join where its spec lists them without a path, and the pod's files.
+pub(super) fn pod_context(record: &Record) -> PodContext {
+    let mut context = PodContext::default();
+    for (kind, path) in namespaces(record) {
+        // A private pid namespace is the container's own choice; mount and user are never the pod's to give.
+        if matches!(kind, "network" | "ipc" | "uts") {
+            context.join.push((kind.to_owned(), path));
+        }
+    }
+    if let Some(files) = &record.files {
+        let bind = |to: &str, from: &PathBuf, options: &[&str]| {
+            (
+                PathBuf::from(to),
+                from.clone(),
+                options.iter().map(|o| (*o).to_owned()).collect(),
+            )
+        };
+        context.files = vec![
+            bind(
+                "/etc/hostname",
+                &files.hostname,
+                &["rbind", "rprivate", "rw"],
+            ),
+            bind("/etc/hosts", &files.hosts, &["rbind", "rprivate", "rw"]),
+            bind(
+                "/etc/resolv.conf",
+                &files.resolv_conf,
+                &["rbind", "rprivate", "rw"],
+            ),
+            bind("/dev/shm", &files.shm, &["rbind", "rprivate", "rw"]),
+        ];
+    }
+    context
+}
+
+/// Namespaces of the pod by path: the pinned netns, the others through the infra process.
+fn namespaces(record: &Record) -> Vec<(&'static str, PathBuf)> {
+    let (Some(infra), Some(spec)) = (record.infra, &record.infra_spec) else {
+        return Vec::new();
+    };
+    let of = |kind, file: &str, namespace: &Namespace| match namespace {
+        Namespace::Host => None,
+        Namespace::Path(path) => Some((kind, path.clone())),
+        Namespace::New => Some((kind, format!("/proc/{}/ns/{file}", infra.pid).into())),
+    };
+    [
+        of("network", "net", &spec.network),
+        of("ipc", "ipc", &spec.ipc),
+        of("uts", "uts", &spec.uts),
+        of("pid", "pid", &spec.pid),
+        of("user", "user", &spec.user),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn spec(record: &Record) -> Value {
+    let namespaces: Vec<Value> = namespaces(record)
+        .into_iter()
+        .map(|(kind, path)| json!({"type": kind, "path": path}))
+        .chain([json!({"type": "mount"})])
+        .collect();
+    let mounts: Vec<Value> = pod_context(record)
+        .files
+        .into_iter()
+        .map(|(to, from, options)| json!({"destination": to, "type": "bind", "source": from, "options": options}))
+        .collect();
+    json!({
+        "ociVersion": "1.1.0",
+        "process": {"cwd": "/", "args": ["podvisor-infra"], "user": {"uid": 0, "gid": 0}, "noNewPrivileges": true},
+        "root": {"path": "/", "readonly": true},
+        "hostname": record.hostname,
+        "mounts": mounts,
+        "annotations": record.annotations,
+        "linux": {
+            "namespaces": namespaces,
+            "cgroupsPath": record.infra_cgroup,
+            "sysctl": record.infra_spec.as_ref().map(|s| s.sysctls.clone()).unwrap_or_default(),
+        },
+    })
+}
+
+/// Keys and types are those CRI decodes since 2.3; what a shim cannot know is left out.
+fn info(record: &Record, plan: &Plan) -> Value {
+    let closed = record
+        .network
+        .netns
+        .as_ref()
+        .is_some_and(|p| !crate::network::netns::is_pinned(p) && !p.starts_with("/proc"));
+    json!({
+        "pid": record.infra.map_or(0, |i| i.pid),
+        "processStatus": match record.state {
+            State::Ready | State::Parked => "running",
+            State::Created | State::Starting => "created",
+            _ => "stopped",
+        },
+        "netNamespaceClosed": closed,
+        "runtimeType": "io.containerd.podvisor.v1",
+        "config": config(plan),
+        "runtimeSpec": spec(record),
+        "cniResult": cni_result(record),
+        "podvisor": {
+            "state": record.state,
+            "reason": record.reason,
+            "network": record.network,
+            "stages": record.stages,
+        },
+    })
+}
+
+fn config(plan: &Plan) -> Value {
+    json!({
+        "metadata": {"name": plan.name, "uid": plan.uid, "namespace": plan.pod_namespace, "attempt": plan.attempt},
+        "hostname": plan.hostname,
+        "log_directory": plan.log_directory,
+        "dns_config": plan.dns.as_ref().map(|d| json!({"servers": d.servers, "searches": d.searches, "options": d.options})),
+        "port_mappings": plan.ports.iter().map(|p| json!({
+            "protocol": match p.protocol.as_str() { "udp" => 1, "sctp" => 2, _ => 0 },
+            "container_port": p.container_port,
+            "host_port": p.host_port,
+            "host_ip": p.host_ip,
+        })).collect::<Vec<_>>(),
+        "labels": plan.labels,
+        "annotations": plan.annotations,
+        "linux": {
+            "cgroup_parent": plan.cgroup_parent.clone().unwrap_or_default(),
+            "sysctls": plan.infra.sysctls,
+        },
+    })
+}
+
+/// In the shape of go-cni's result, which has no JSON tags.
+fn cni_result(record: &Record) -> Value {
+    if record.network.ips.is_empty() {
+        return Value::Null;
+    }
+    let ips: Vec<Value> = record
+        .network
+        .ips
+        .iter()
+        .map(|ip| json!({"IP": ip.split('/').next().unwrap_or(ip), "Gateway": ""}))
+        .collect();
+    json!({
+        "Interfaces": {"eth0": {"IPConfigs": ips, "Mac": "", "Sandbox": record.network.netns}},
+        "DNS": [],
+        "Routes": [],
+    })
+}

@@ -1,0 +1,332 @@
+//! The journal: the one owner of a pod's [`Record`], in memory and on disk.
+//!
+//! Promise: an intent is on disk before its side effect begins (law 2), a reader never sees half a document (temporary
+//! file, rename), and a query never waits for anything but a short copy. The runtime directory is a tmpfs: what must
+//! survive a reboot is the network's own record, with fsync. Must never be written by two processes at once: whoever
+//! writes has seen that the supervisor of the record is gone.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime};
+
+use crate::clock;
+use crate::container::{ContainerRecord, Ledger};
+use crate::error::{Context, Error, Kind, Result};
+use crate::pod::record::{FILE, Record, Stage};
+
+/// Cheap to clone; all clones are one journal.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    dir: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    record: Record,
+    /// Beginning of the current run of stages.
+    run: Option<Instant>,
+    /// Nothing is written any more: the pod's directory has been given up.
+    closed: bool,
+}
+
+impl Journal {
+    /// A journal for `record` in `dir`, not yet on disk.
+    pub fn new(dir: PathBuf, record: Record) -> Self {
+        let state = State {
+            record,
+            run: None,
+            closed: false,
+        };
+        Self {
+            shared: Arc::new(Shared {
+                dir,
+                state: Mutex::new(state),
+            }),
+        }
+    }
+
+    /// Directory of the pod's runtime state.
+    pub fn dir(&self) -> &Path {
+        &self.shared.dir
+    }
+
+    /// A copy of the record.
+    pub fn read(&self) -> Record {
+        self.lock().record.clone()
+    }
+
+    /// Looks at the record without copying it.
+    pub fn with<T>(&self, look: impl FnOnce(&Record) -> T) -> T {
+        look(&self.lock().record)
+    }
+
+    /// Changes the record and writes it. On a write error the change stays in memory, so that undo still knows of it.
+    pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
+        let mut state = self.lock();
+        change(&mut state.record);
+        if state.closed {
+            return Ok(());
+        }
+        write(&self.shared.dir, &state.record)
+    }
+
+    /// The same where a full disk must not stop what is under way (undo, exits): the error is logged.
+    pub fn note(&self, change: impl FnOnce(&mut Record)) {
+        if let Err(error) = self.update(change) {
+            tracing::warn!(%error, "write the journal");
+        }
+    }
+
+    /// Begins a stage; the first of a run (`fresh`) forgets the stages of the run before.
+    pub fn begin_stage(&self, name: &str, fresh: bool) -> Result<()> {
+        let now = Instant::now();
+        let mut run = self.lock().run;
+        if fresh || run.is_none() {
+            run = Some(now);
+            self.lock().run = run;
+        }
+        let at_us = micros(run.unwrap_or(now), now);
+        tracing::debug!(step = name, "stage begins");
+        self.update(|r| {
+            if fresh {
+                r.stages.clear();
+            }
+            r.stages.push(Stage {
+                name: name.to_owned(),
+                at_us,
+                took_us: None,
+                error: None,
+            });
+        })
+    }
+
+    /// Ends the stage under way.
+    pub fn end_stage(&self, error: Option<&Error>) {
+        let now = Instant::now();
+        let run = self.lock().run.unwrap_or(now);
+        self.note(|r| {
+            if let Some(stage) = r.stages.last_mut().filter(|s| s.took_us.is_none()) {
+                stage.took_us = Some(micros(run, now).saturating_sub(stage.at_us));
+                stage.error = error.map(ToString::to_string);
+                tracing::info!(step = %stage.name, took_us = stage.took_us, error = stage.error, "stage ended");
+            }
+        });
+    }
+
+    /// Name of the stage under way, or of the last, and the age of the run: what a retry is told.
+    pub fn stage(&self) -> (String, std::time::Duration) {
+        let state = self.lock();
+        let name = state
+            .record
+            .stages
+            .last()
+            .map_or("create", |s| s.name.as_str());
+        (
+            name.to_owned(),
+            state.run.map(|r| r.elapsed()).unwrap_or_default(),
+        )
+    }
+
+    /// Gives the directory up: removes the journal (and the directory, where nothing else is in it) and writes no more.
+    pub fn close(&self) -> Result<()> {
+        let mut state = self.lock();
+        state.closed = true;
+        remove(&self.shared.dir)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic between lock and unlock leaves at worst a record that was not written: better than none at all.
+        self.shared
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ledger for Journal {
+    fn save(&self, record: &ContainerRecord) -> Result<()> {
+        self.update(|r| {
+            r.containers.insert(record.id.clone(), record.clone());
+        })
+    }
+
+    fn forget(&self, id: &str) -> Result<()> {
+        self.update(|r| {
+            r.containers.remove(id);
+        })
+    }
+}
+
+/// Makes the runtime directory of one sandbox, 0700, and its parents. Refuses a root that others could write to.
+pub fn make_dir(root: &Path, dir: &Path) -> Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .context(|| format!("make {}", dir.display()))?;
+    for path in [root, dir] {
+        check_owner(path)?;
+    }
+    Ok(())
+}
+
+/// A state directory must be ours alone: somebody else's could be exchanged under us.
+pub fn check_owner(dir: &Path) -> Result<()> {
+    let meta = fs::symlink_metadata(dir).context(|| format!("look at {}", dir.display()))?;
+    let own = nix::unistd::geteuid().as_raw();
+    let why = if !meta.is_dir() {
+        "it is no directory; move it away"
+    } else if meta.uid() != own {
+        "another user owns it; remove it or give it to root"
+    } else if meta.permissions().mode() & 0o022 != 0 {
+        "others can write to it; run `chmod 0700` on it"
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(
+        Kind::Denied,
+        format!("use {}: {why}", dir.display()),
+    ))
+}
+
+/// Replaces the journal in `dir` whole.
+pub fn write(dir: &Path, record: &Record) -> Result<()> {
+    let text = serde_json::to_vec(record)
+        .map_err(|e| Error::caused(Kind::Other, "encode the journal", e))?;
+    let (path, temporary) = (dir.join(FILE), dir.join(".journal.tmp"));
+    // Truncated, not exclusive: one left by a killed writer must not stop the next.
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(&temporary)
+        .context(|| format!("write {}", temporary.display()))?;
+    file.write_all(&text)
+        .context(|| format!("write {}", temporary.display()))?;
+    fs::rename(&temporary, &path).context(|| format!("replace {}", path.display()))
+}
+
+/// Removes the journal and, where nothing else is left in it, its directory; absent = done.
+pub fn remove(dir: &Path) -> Result<()> {
+    for name in [".journal.tmp", FILE] {
+        let path = dir.join(name);
+        match fs::remove_file(&path) {
+            Err(e)
+                if !matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                return Err(Error::io(format!("remove {}", path.display()), e));
+            }
+            _ => {}
+        }
+    }
+    // Not empty: the command keeps its bundle and logs beside the journal and removes them itself.
+    let _ = fs::remove_dir(dir);
+    Ok(())
+}
+
+/// A record with everything that is the same for all kinds of pods.
+pub fn blank(namespace: &str, id: &str) -> Record {
+    Record {
+        version: crate::pod::record::VERSION,
+        namespace: namespace.to_owned(),
+        id: id.to_owned(),
+        boot_id: clock::boot_id(),
+        created_at: clock::unix_nanos(SystemTime::now()),
+        name: String::new(),
+        uid: String::new(),
+        pod_namespace: String::new(),
+        attempt: 0,
+        digest: String::new(),
+        supervisor: None,
+        address: String::new(),
+        bundle: PathBuf::new(),
+        state: Default::default(),
+        reason: None,
+        ready_at: None,
+        exited_at: None,
+        exit_status: None,
+        stages: Vec::new(),
+        hostname: String::new(),
+        labels: Default::default(),
+        annotations: Default::default(),
+        network: Default::default(),
+        effects: Default::default(),
+        infra: None,
+        infra_spec: None,
+        cgroup: None,
+        cgroup_ours: false,
+        infra_cgroup: None,
+        files: None,
+        containers: Default::default(),
+    }
+}
+
+fn micros(from: Instant, to: Instant) -> u64 {
+    u64::try_from(to.saturating_duration_since(from).as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn journal() -> (tempfile::TempDir, Journal) {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::new(dir.path().join("p"), blank("default", "p"));
+        make_dir(dir.path(), journal.dir()).unwrap();
+        (dir, journal)
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let (_keep, journal) = journal();
+        journal.begin_stage("create", true).unwrap();
+        journal.update(|r| r.hostname = "web".into()).unwrap();
+        journal.end_stage(None);
+        let record = crate::pod::record::read(journal.dir()).unwrap();
+        assert_eq!((record.hostname.as_str(), record.stages.len()), ("web", 1));
+        assert!(record.stages[0].took_us.is_some());
+    }
+
+    #[test]
+    fn an_empty_or_cut_journal_is_a_clear_error() {
+        let (_keep, journal) = journal();
+        journal.update(|_| {}).unwrap();
+        let path = journal.dir().join(FILE);
+        let whole = fs::read(&path).unwrap();
+        for length in [0, 1, whole.len() / 2, whole.len() - 1] {
+            fs::write(&path, &whole[..length]).unwrap();
+            let error = crate::pod::record::read(journal.dir()).unwrap_err();
+            assert!(error.to_string().contains("podvisor rm -f"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_closed_journal_leaves_nothing_and_stays_silent() {
+        let (_keep, journal) = journal();
+        journal.update(|_| {}).unwrap();
+        journal.close().unwrap();
+        journal.note(|r| r.hostname = "late".into());
+        assert!(!journal.dir().exists());
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_to_is_refused() {
+        let (keep, _journal) = journal();
+        fs::set_permissions(keep.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(check_owner(keep.path()).unwrap_err().kind(), Kind::Denied);
+    }
+}

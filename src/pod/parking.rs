@@ -1,0 +1,41 @@
+//! Results that nobody was there to take: how long they live.
+//!
+//! A parked pod lives between one and two intervals after its last waiter left: a tick that sees no waiter marks it
+//! stale, the next one that still sees none undoes it, and the supervisor leaves.
+
+use std::time::Duration;
+
+use super::join::Job;
+use super::{Phase, Pod};
+
+impl Pod {
+    /// Watches the result of `job` until it is claimed, stopped, or thrown away.
+    pub(super) fn watch_parked(&self, job: Job) {
+        let pod = self.clone();
+        let interval = Duration::from_secs_f64(self.config().parking.interval);
+        tokio::spawn(async move {
+            let mut stale = false;
+            loop {
+                tokio::time::sleep(interval).await;
+                if !pod.is_parked() {
+                    return;
+                }
+                if job.waiters() > 0 {
+                    stale = false;
+                } else if stale {
+                    break;
+                } else {
+                    stale = true;
+                }
+            }
+            tracing::warn!(pod = %pod.shared.options.group, "nobody claimed the parked pod; undoing it");
+            if let Err(error) = pod.shutdown(&pod.shared.options.group.clone()).await {
+                tracing::error!(%error, "undo the parked pod");
+            }
+        });
+    }
+
+    fn is_parked(&self) -> bool {
+        matches!(self.lock().phase, Phase::Parked)
+    }
+}

@@ -1,0 +1,188 @@
+//! Stop, shutdown and termination: idempotent, joinable, under their own clocks.
+
+use std::time::{Duration, SystemTime};
+
+use tokio::time::timeout;
+
+use super::record::{Effect, State};
+use super::teardown::{self, Scope};
+use super::{Phase, Pod, patience};
+use crate::container::Status;
+use crate::error::Result;
+
+/// Grace of containers when the caller names none: what container tools give.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
+
+/// How long StopSandbox goes on retrying a step that fails before it says "pending".
+const STOP_BUDGET: Duration = Duration::from_secs(5);
+
+/// How long ShutdownSandbox' detached work goes on; what is owed then stays on the network's record.
+const SHUTDOWN_BUDGET: Duration = Duration::from_secs(60);
+
+/// How long the exit of a process that is gone may take to come from the reaper.
+const EXIT_LIMIT: Duration = Duration::from_secs(1);
+
+impl Pod {
+    /// StopSandbox: containers with `grace`, then infra, network and files. On return no process of the pod is left.
+    ///
+    /// Idempotent. `Busy` with "network clean-up pending" when everything is down but DEL keeps failing; ask again.
+    pub async fn stop(&self, id: &str, grace: Option<Duration>) -> Result<()> {
+        self.check_sandbox(id)?;
+        self.cancel_creation();
+        let _work = self.shared.work.lock().await;
+        let phase = self.lock().phase.clone();
+        match phase {
+            Phase::Ending => return Ok(()),
+            Phase::Stopped if !self.network_record().owes_del() => return Ok(()),
+            _ => self.lock().phase = Phase::Stopping,
+        }
+        self.shared.journal.begin_stage("stop", true)?;
+        let result = self.stop_everything(grace.unwrap_or(DEFAULT_GRACE)).await;
+        self.shared.journal.end_stage(result.as_ref().err());
+        self.end_exit().await;
+        self.lock().phase = Phase::Stopped;
+        self.shared.journal.note(|r| r.state = State::Stopped);
+        result
+    }
+
+    /// ShutdownSandbox: undoes everything, and then the supervisor leaves. Also for a pod that was never created.
+    ///
+    /// Succeeds with a DEL still owed: that is on the network's record then.
+    pub async fn shutdown(&self, id: &str) -> Result<()> {
+        self.check_id(id)?;
+        self.cancel_creation();
+        let _work = self.shared.work.lock().await;
+        if matches!(self.lock().phase, Phase::Ending) {
+            return Ok(());
+        }
+        self.lock().phase = Phase::Ending;
+        let result = self.shut_down_everything(Duration::ZERO).await;
+        self.shared.ended.send_replace(true);
+        result
+    }
+
+    /// Task.Shutdown: leaves when there is nothing left; for the sandbox' own id it tears the pod down (containerd sends
+    /// that only for a sandbox it has no record of).
+    pub async fn shutdown_task(&self, id: &str) -> Result<()> {
+        if self.is_sandbox(id) {
+            return self.shutdown(id).await;
+        }
+        let _work = self.shared.work.lock().await;
+        let unused = self.shared.containers.list().is_empty()
+            && self
+                .shared
+                .creating
+                .load(std::sync::atomic::Ordering::Relaxed)
+                == 0
+            && matches!(self.lock().phase, Phase::Empty | Phase::TaskOnly);
+        if unused {
+            self.lock().phase = Phase::Ending;
+            self.shared.journal.close()?;
+            self.shared.ended.send_replace(true);
+        }
+        Ok(())
+    }
+
+    /// SIGTERM: stops with grace, undoes everything, parked things too, and the supervisor leaves.
+    pub async fn terminate(&self) {
+        self.cancel_creation();
+        let _work = self.shared.work.lock().await;
+        if matches!(self.lock().phase, Phase::Ending) {
+            return;
+        }
+        self.lock().phase = Phase::Ending;
+        if let Err(error) = self.shut_down_everything(DEFAULT_GRACE).await {
+            tracing::error!(%error, "undo the pod on termination");
+        }
+        self.shared.ended.send_replace(true);
+    }
+
+    /// After the infra process ended by itself: a pod whose network is ours is taken down at once (its ports must not
+    /// point at nothing); one with a caller's netns only turns not ready, its containers live on until they are stopped.
+    pub(super) async fn clean_up_after_infra(&self) {
+        let _work = self.shared.work.lock().await;
+        if !matches!(self.lock().phase, Phase::Down) {
+            return;
+        }
+        if !self.shared.journal.with(|r| r.network.ours) {
+            return;
+        }
+        if let Err(error) = self.stop_everything(Duration::from_secs(2)).await {
+            tracing::error!(%error, "clean up after the infra process");
+        }
+    }
+
+    async fn stop_everything(&self, grace: Duration) -> Result<()> {
+        let stopped = self.shared.containers.stop_all(grace, false).await;
+        if let Err(error) = &stopped {
+            tracing::error!(%error, "stop containers");
+        }
+        let report = teardown::undo(
+            self.config(),
+            &self.shared.reaper,
+            &self.shared.journal,
+            Scope::pod(),
+            patience(STOP_BUDGET),
+        )
+        .await;
+        stopped.and(teardown::verdict(&report))
+    }
+
+    async fn shut_down_everything(&self, grace: Duration) -> Result<()> {
+        if let Err(error) = self.shared.containers.stop_all(grace, true).await {
+            tracing::error!(%error, "stop and delete containers");
+        }
+        let (config, journal) = (self.config(), &self.shared.journal);
+        // The supervisor's own view of what is left: a container that could not be deleted is undone from its record.
+        let left = journal.with(|r| r.containers.values().any(|c| c.status != Status::Stopped));
+        let mut scope = Scope::everything();
+        scope.containers = left || !journal.with(|r| r.containers.is_empty());
+        let report = teardown::undo(
+            config,
+            &self.shared.reaper,
+            journal,
+            scope,
+            patience(SHUTDOWN_BUDGET),
+        )
+        .await;
+        self.end_exit().await;
+        for (step, error) in &report.owed {
+            tracing::error!(step, %error, "undo is still owed");
+        }
+        let record = self.network_record();
+        if !record.owes_del() && journal.with(|r| r.effects.netns == Effect::None) {
+            record.remove()?;
+        }
+        if journal.with(|r| teardown::is_over(r, &report)) {
+            return journal.close();
+        }
+        journal.note(|r| {
+            r.state = State::NotReady;
+            r.reason =
+                Some("the pod could not be undone whole; `podvisor rm -f` tries again".into());
+        });
+        teardown::verdict(&report)
+    }
+
+    fn cancel_creation(&self) {
+        if let Phase::Starting(job) = &self.lock().phase {
+            job.cancel();
+        }
+    }
+
+    /// Waiters of a pod that has no infra process to wait for (any more) are answered: 255, an explicit "unknown".
+    async fn end_exit(&self) {
+        if self.shared.journal.with(|r| r.infra.is_some()) {
+            // It was killed a moment ago; its true exit is on its way from the reaper.
+            let mut exit = self.shared.exit.subscribe();
+            let _ = timeout(EXIT_LIMIT, exit.wait_for(Option::is_some)).await;
+        }
+        self.shared.exit.send_if_modified(|exit| {
+            let unknown = exit.is_none();
+            if unknown {
+                *exit = Some((255, SystemTime::now()));
+            }
+            unknown
+        });
+    }
+}

@@ -1,0 +1,359 @@
+//! Undo without a supervisor: `delete` after a crash, `podvisor rm` of a pod whose supervisor is gone, a new supervisor
+//! that finds an old one's state. Works from the journal alone; when the journal itself is broken, from what can be
+//! proved by name: the pod's cgroup, its pinned netns, its network's record, its mounts.
+
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use nix::fcntl::{Flock, FlockArg};
+use tokio::time::{Instant, sleep};
+
+use super::journal::{self, Journal};
+use super::record::{self, Effect, Found, Record, State};
+use super::teardown::{self, Scope};
+use super::{now_nanos, patience};
+use crate::cgroup::{Group, Layout};
+use crate::clock;
+use crate::config::Config;
+use crate::container::{self, ContainerRecord};
+use crate::error::{Context, Error, Kind, Result};
+use crate::infra::PodFiles;
+use crate::mount;
+use crate::network::{self, NetworkRecord, netns};
+use crate::process::Reaper;
+
+/// An exit status that nobody recorded: explicit, never an invented 0.
+const UNKNOWN: u32 = 255;
+
+/// What `delete` answers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Deleted {
+    /// Host pid of the process, 0 when there was none.
+    pub pid: u32,
+    /// Its exit status; 137 when this undo killed it, 255 when nobody knows.
+    pub exit_status: u32,
+    /// Unix nanoseconds.
+    pub exited_at: u64,
+}
+
+/// Undoes `id` of `namespace` without its supervisor: a sandbox (everything of the pod) or one of a pod's containers
+/// (only that). Idempotent; nothing there is success. `budget`: how long steps that fail are retried.
+///
+/// Errors: `Busy` when a live supervisor owns it (ask that one) or another undo is at work; `Busy` with "network
+/// clean-up pending" when only a DEL is still owed (it stays on the network's record).
+pub async fn rescue(
+    config: &Config,
+    reaper: &Reaper,
+    namespace: &str,
+    id: &str,
+    budget: Duration,
+) -> Result<Deleted> {
+    crate::id::check("namespace", namespace)?;
+    crate::id::check("id", id)?;
+    let dir = config.sandbox_dir(namespace, id);
+    if !dir.exists() {
+        if let Some(owner) = owner_of(config, namespace, id) {
+            return rescue_container(config, reaper, &owner, id, budget).await;
+        }
+        let network = undo_network(config, reaper, namespace, id, budget).await;
+        return network.map(|()| unknown(0));
+    }
+    let _lock = lock(&dir, budget).await?;
+    match record::read(&dir) {
+        Ok(record) => rescue_pod(config, reaper, &dir, record, budget).await,
+        Err(error) if error.kind() == Kind::NotFound || error.kind() == Kind::Invalid => {
+            tracing::warn!(%error, "no usable journal; undoing what can be proved by name");
+            salvage(config, reaper, namespace, id, budget).await
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn rescue_pod(
+    config: &Config,
+    reaper: &Reaper,
+    dir: &Path,
+    mut record: Record,
+    budget: Duration,
+) -> Result<Deleted> {
+    refuse_supervised(&record)?;
+    let deleted = outcome(&record);
+    if record.boot_id != clock::boot_id() {
+        // Nothing of the kernel's survives a reboot; a pid on record is somebody else's now.
+        record.infra = None;
+        for container in record.containers.values_mut() {
+            container.init = None;
+        }
+    }
+    let (namespace, id) = (record.namespace.clone(), record.id.clone());
+    let journal = Journal::new(dir.to_owned(), record);
+    let report = teardown::undo(
+        config,
+        reaper,
+        &journal,
+        Scope::everything(),
+        patience(budget),
+    )
+    .await;
+    let disk = NetworkRecord::at(config, &namespace, &id);
+    if !disk.owes_del() && journal.with(|r| r.effects.netns == Effect::None) {
+        disk.remove()?;
+    }
+    if journal.with(|r| teardown::is_over(r, &report)) {
+        remove_socket(&journal.read());
+        journal.close()?;
+    } else {
+        journal.note(|r| {
+            r.state = State::NotReady;
+            r.reason = Some("its supervisor is gone and the pod could not be undone whole".into());
+        });
+    }
+    teardown::verdict(&report).map(|()| deleted)
+}
+
+/// One container of a pod whose supervisor is gone.
+async fn rescue_container(
+    config: &Config,
+    reaper: &Reaper,
+    owner: &Record,
+    id: &str,
+    budget: Duration,
+) -> Result<Deleted> {
+    refuse_supervised(owner)?;
+    let dir = config.sandbox_dir(&owner.namespace, &owner.id);
+    let _lock = lock(&dir, budget).await?;
+    // Read again under the lock: somebody may have undone it meanwhile.
+    let Ok(record) = record::read(&dir) else {
+        return Ok(unknown(0));
+    };
+    let Some(container) = record.containers.get(id).cloned() else {
+        return Ok(unknown(0));
+    };
+    let deleted = outcome_of(&container);
+    container::undo(config, reaper, &container).await?;
+    let journal = Journal::new(dir, record);
+    journal.update(|r| {
+        r.containers.remove(id);
+    })?;
+    if journal.with(|r| r.state == State::TaskOnly && r.containers.is_empty()) {
+        remove_socket(&journal.read());
+        journal.close()?;
+    }
+    Ok(deleted)
+}
+
+/// The journal is missing, empty or cut in half.
+async fn salvage(
+    config: &Config,
+    reaper: &Reaper,
+    namespace: &str,
+    id: &str,
+    budget: Duration,
+) -> Result<Deleted> {
+    let dir = config.sandbox_dir(namespace, id);
+    let layout = Layout::detect()?;
+    let group = Group::new(
+        &layout,
+        &format!("{}/{id}", config.cgroup_parent.trim_end_matches('/')),
+    )?;
+    group.kill_all(Duration::from_secs(5)).await?;
+    for bundle in directories(&dir.join("bundles")) {
+        mount::unmount_tree(&bundle)?;
+    }
+    group.remove(Duration::from_secs(5)).await?;
+    PodFiles::remove(&dir.join("files"))?;
+    undo_network(config, reaper, namespace, id, budget).await?;
+    journal::remove(&dir)?;
+    Ok(unknown(0))
+}
+
+/// DEL where the record on disk owes one, then the netns by its name.
+async fn undo_network(
+    config: &Config,
+    reaper: &Reaper,
+    namespace: &str,
+    id: &str,
+    budget: Duration,
+) -> Result<()> {
+    let disk = NetworkRecord::at(config, namespace, id);
+    if disk.owes_del() {
+        network::del(config, reaper, &disk, config.del_timeout().min(budget))
+            .await
+            .map_err(|e| e.within("network clean-up pending").as_kind(Kind::Busy))?;
+    }
+    netns::unpin(&netns::path(config, namespace, id))?;
+    disk.remove()
+}
+
+fn refuse_supervised(record: &Record) -> Result<()> {
+    if !record.is_supervised() || record.supervisor == crate::process::Identity::own().ok() {
+        return Ok(());
+    }
+    let pid = record.supervisor.map_or(0, |s| s.pid);
+    Err(Error::new(
+        Kind::Busy,
+        format!(
+            "undo pod {} without its supervisor: process {pid} is alive; ask it to shut down",
+            record.id
+        ),
+    ))
+}
+
+/// The pod whose record lists container `id`.
+fn owner_of(config: &Config, namespace: &str, id: &str) -> Option<Record> {
+    record::list(config, Some(namespace))
+        .into_iter()
+        .find_map(|found| match found {
+            Found::Record(record) if record.containers.contains_key(id) => Some(*record),
+            _ => None,
+        })
+}
+
+fn outcome(record: &Record) -> Deleted {
+    if let Some(container) = record.containers.get(&record.id) {
+        return outcome_of(container);
+    }
+    let pid = record
+        .infra
+        .map_or(0, |i| u32::try_from(i.pid).unwrap_or(0));
+    match (record.exit_status, record.exited_at) {
+        (Some(exit_status), at) => Deleted {
+            pid,
+            exit_status,
+            exited_at: at.unwrap_or_else(now_nanos),
+        },
+        _ if record.infra.is_some_and(|i| i.is_alive()) => killed(pid),
+        _ => unknown(pid),
+    }
+}
+
+fn outcome_of(container: &ContainerRecord) -> Deleted {
+    let pid = container
+        .init
+        .map_or(0, |i| u32::try_from(i.pid).unwrap_or(0));
+    match container.exit {
+        Some(exit) => Deleted {
+            pid,
+            exit_status: exit.code,
+            exited_at: exit.at,
+        },
+        None if container.init.is_some_and(|i| i.is_alive()) => killed(pid),
+        None => unknown(pid),
+    }
+}
+
+fn killed(pid: u32) -> Deleted {
+    Deleted {
+        pid,
+        exit_status: 137,
+        exited_at: now_nanos(),
+    }
+}
+
+fn unknown(pid: u32) -> Deleted {
+    Deleted {
+        pid,
+        exit_status: UNKNOWN,
+        exited_at: clock::unix_nanos(SystemTime::now()),
+    }
+}
+
+/// One undo at a time per pod, also between processes.
+async fn lock(dir: &Path, budget: Duration) -> Result<Flock<OwnedFd>> {
+    let until = Instant::now() + budget;
+    let mut file: OwnedFd = File::open(dir)
+        .context(|| format!("open {}", dir.display()))?
+        .into();
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(locked) => return Ok(locked),
+            Err((back, errno)) => {
+                if errno != nix::errno::Errno::EWOULDBLOCK {
+                    return Err(Error::sys(format!("lock {}", dir.display()), errno));
+                }
+                if Instant::now() >= until {
+                    return Err(Error::new(
+                        Kind::Busy,
+                        format!(
+                            "lock {}: another process is undoing this pod; try again",
+                            dir.display()
+                        ),
+                    ));
+                }
+                file = back;
+            }
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The socket file of a supervisor that was killed. Nobody listens: its process is known to be gone.
+fn remove_socket(record: &Record) {
+    if let Some(path) = record
+        .address
+        .strip_prefix("unix://")
+        .filter(|p| p.starts_with('/'))
+    {
+        let _ = fs::remove_file(path);
+    }
+}
+
+fn directories(root: &Path) -> Vec<std::path::PathBuf> {
+    fs::read_dir(root)
+        .map(|entries| {
+            entries
+                .flatten()
+                .map(|e| e.path())
+                .filter(|p| p.is_dir())
+                .collect()
+        })
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::container::{ExitRecord, Status};
+    use crate::process::Identity;
+
+    fn container(init: Option<Identity>, exit: Option<ExitRecord>) -> ContainerRecord {
+        ContainerRecord {
+            id: "c".into(),
+            bundle: "/b".into(),
+            runtime: "runc".into(),
+            root: "/r".into(),
+            systemd_cgroup: false,
+            init,
+            cgroup: None,
+            rootfs_mounted: false,
+            status: Status::Running,
+            created_at: 0,
+            started_at: None,
+            exit,
+            stdin: String::new(),
+            stdout: String::new(),
+            stderr: String::new(),
+            terminal: false,
+        }
+    }
+
+    #[test]
+    fn exit_on_record_is_told_as_it_is() {
+        let told = outcome_of(&container(None, Some(ExitRecord { code: 5, at: 9 })));
+        assert_eq!((told.exit_status, told.exited_at), (5, 9));
+    }
+
+    #[test]
+    fn exit_nobody_saw_is_an_explicit_unknown_never_zero() {
+        let gone = Identity {
+            pid: i32::MAX - 1,
+            start_time: 1,
+        };
+        assert_eq!(
+            outcome_of(&container(Some(gone), None)).exit_status,
+            UNKNOWN
+        );
+    }
+}

@@ -1,0 +1,276 @@
+//! The undos of a pod, made from its record alone: what the supervisor, `delete` and a later supervisor have in common.
+//!
+//! Newest first; DEL before the netns goes; the record is told of every step that is done, so that whoever comes next
+//! begins where we ended. Nothing the caller gave is touched (law 6).
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::journal::Journal;
+use super::record::{Effect, Record};
+use crate::cgroup::{Group, Layout};
+use crate::config::Config;
+use crate::container;
+use crate::error::{Error, Kind, Result};
+use crate::infra::PodFiles;
+use crate::network::{self, NetworkRecord, netns};
+use crate::process::Reaper;
+use crate::undo::{Patience, Report, Step, Work, unwind};
+
+/// A process that was sent SIGKILL is given this long; more means that it hangs in the kernel.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+
+/// Removal of empty cgroups; the kernel may need a moment after the last process.
+const CGROUP_LIMIT: Duration = Duration::from_secs(10);
+
+/// One container's undo: an OCI runtime's `delete --force` and unmounts.
+const CONTAINER_LIMIT: Duration = Duration::from_secs(60);
+
+/// Which parts to undo.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scope {
+    /// Containers from their records (nobody supervises them any more).
+    pub containers: bool,
+    /// Pod files and shm.
+    pub files: bool,
+    /// Processes of the pod's own cgroup that belong to nothing we know.
+    pub strays: bool,
+}
+
+impl Scope {
+    /// A creation that failed: the request, and with it the pod's files, stays for another try.
+    pub(super) fn creation() -> Self {
+        Self {
+            containers: false,
+            files: false,
+            strays: false,
+        }
+    }
+
+    /// A pod whose containers the caller has dealt with.
+    pub(super) fn pod() -> Self {
+        Self {
+            containers: false,
+            files: true,
+            strays: true,
+        }
+    }
+
+    /// Everything, from the record alone.
+    pub(super) fn everything() -> Self {
+        Self {
+            containers: true,
+            files: true,
+            strays: true,
+        }
+    }
+}
+
+/// Undoes what the journal's record says was begun.
+pub(super) async fn undo(
+    config: &Config,
+    reaper: &Reaper,
+    journal: &Journal,
+    scope: Scope,
+    patience: Patience,
+) -> Report {
+    let record = journal.read();
+    let disk = NetworkRecord::at(config, &record.namespace, &record.id);
+    let mut steps: Vec<Step<'_>> = Vec::new();
+    if scope.containers && !record.containers.is_empty() {
+        let run = move || -> Work<'_> { Box::pin(undo_containers(config, reaper, journal)) };
+        steps.push(step("containers", &[], CONTAINER_LIMIT, run));
+    }
+    if record.effects.infra != Effect::None {
+        steps.push(step("infra", &[], KILL_LIMIT, move || {
+            Box::pin(kill_infra(journal))
+        }));
+    }
+    if record.effects.cgroup != Effect::None {
+        if scope.strays {
+            steps.push(step("strays", &[], KILL_LIMIT, move || {
+                Box::pin(kill_strays(journal))
+            }));
+        }
+        let run = move || -> Work<'_> { Box::pin(remove_cgroups(journal)) };
+        steps.push(step(
+            "cgroup",
+            &["containers", "infra", "strays"],
+            CGROUP_LIMIT * 2,
+            run,
+        ));
+    }
+    if record.network.ours {
+        if disk.owes_del() {
+            let disk = disk.clone();
+            let limit = config.del_timeout();
+            let run = move || -> Work<'_> {
+                Box::pin(delete_network(config, reaper, journal, disk.clone(), limit))
+            };
+            // The bound of one DEL is inside; this one only guards against ourselves.
+            steps.push(step("cni-del", &[], limit + KILL_LIMIT, run));
+        }
+        if record.effects.netns != Effect::None {
+            steps.push(step("netns", &["cni-del"], KILL_LIMIT, move || {
+                Box::pin(unpin(journal))
+            }));
+        }
+    }
+    if scope.files && record.effects.files != Effect::None {
+        let run = move || -> Work<'_> { Box::pin(remove_files(journal)) };
+        steps.push(step("files", &["containers"], KILL_LIMIT, run));
+    }
+    unwind(steps, patience).await
+}
+
+/// The owed steps as one error: `Busy` with "network clean-up pending" when only the network is left.
+pub(super) fn verdict(report: &Report) -> Result<()> {
+    if report.owed.is_empty() {
+        return Ok(());
+    }
+    let text: Vec<String> = report
+        .owed
+        .iter()
+        .map(|(n, e)| format!("{n}: {e}"))
+        .collect();
+    let network_only = report
+        .owed
+        .iter()
+        .all(|(n, _)| matches!(*n, "cni-del" | "netns"));
+    Err(if network_only {
+        Error::new(
+            Kind::Busy,
+            format!(
+                "network clean-up pending ({}); processes are gone, ask again to retry",
+                text.join("; ")
+            ),
+        )
+    } else {
+        Error::new(Kind::Other, format!("undo the pod: {}", text.join("; ")))
+    })
+}
+
+fn step<'a>(
+    name: &'static str,
+    after: &'static [&'static str],
+    limit: Duration,
+    run: impl FnMut() -> Work<'a> + Send + 'a,
+) -> Step<'a> {
+    Step {
+        name,
+        after,
+        limit,
+        run: Box::new(run),
+    }
+}
+
+async fn undo_containers(config: &Config, reaper: &Reaper, journal: &Journal) -> Result<()> {
+    let records: Vec<_> = journal.with(|r| r.containers.values().cloned().collect());
+    let mut failed = None;
+    for record in &records {
+        match container::undo(config, reaper, record).await {
+            Ok(()) => journal.note(|r| {
+                r.containers.remove(&record.id);
+            }),
+            Err(error) => failed = Some(error.within(format!("container {}", record.id))),
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+async fn kill_infra(journal: &Journal) -> Result<()> {
+    if let Some(infra) = journal.with(|r| r.infra) {
+        // Only ever this very process: the pid may be somebody else's by now (law 8).
+        infra.signal(libc::SIGKILL)?;
+        if !infra.wait_gone(KILL_LIMIT / 2).await {
+            return Err(Error::new(
+                Kind::Deadline,
+                format!(
+                    "wait for infra process {} to end after SIGKILL: it hangs in the kernel",
+                    infra.pid
+                ),
+            ));
+        }
+    }
+    journal.note(|r| r.effects.infra = Effect::None);
+    Ok(())
+}
+
+async fn kill_strays(journal: &Journal) -> Result<()> {
+    for group in groups(journal)? {
+        group.kill_all(KILL_LIMIT / 2).await?;
+    }
+    Ok(())
+}
+
+async fn remove_cgroups(journal: &Journal) -> Result<()> {
+    for group in groups(journal)? {
+        group.remove(CGROUP_LIMIT).await?;
+    }
+    journal.note(|r| r.effects.cgroup = Effect::None);
+    Ok(())
+}
+
+/// The cgroups that are ours: the infra process' own, then the pod's where no caller named it.
+fn groups(journal: &Journal) -> Result<Vec<Group>> {
+    let layout = Layout::detect()?;
+    let (infra, pod) = journal.with(|r| {
+        (
+            r.infra_cgroup.clone(),
+            r.cgroup.clone().filter(|_| r.cgroup_ours),
+        )
+    });
+    infra
+        .iter()
+        .chain(pod.iter())
+        .map(|path| Group::from_spec(&layout, path))
+        .collect()
+}
+
+async fn delete_network(
+    config: &Config,
+    reaper: &Reaper,
+    journal: &Journal,
+    disk: NetworkRecord,
+    limit: Duration,
+) -> Result<()> {
+    let result = network::del(config, reaper, &disk, limit).await;
+    journal.note(|r| match &result {
+        Ok(()) => {
+            r.effects.cni = Effect::None;
+            r.network.pending = None;
+        }
+        Err(error) => r.network.pending = Some(error.to_string()),
+    });
+    result
+}
+
+async fn unpin(journal: &Journal) -> Result<()> {
+    if let Some(path) = journal.with(|r| r.network.netns.clone()) {
+        netns::unpin(&path)?;
+    }
+    journal.note(|r| r.effects.netns = Effect::None);
+    Ok(())
+}
+
+async fn remove_files(journal: &Journal) -> Result<()> {
+    PodFiles::remove(&files_dir(journal.dir()))?;
+    journal.note(|r| {
+        r.effects.files = Effect::None;
+        r.files = None;
+    });
+    Ok(())
+}
+
+fn files_dir(dir: &Path) -> std::path::PathBuf {
+    dir.join("files")
+}
+
+/// True when nothing of the pod is left that only its journal knows of; the network has a record of its own on disk.
+pub(super) fn is_over(record: &Record, report: &Report) -> bool {
+    record.containers.is_empty()
+        && report
+            .owed
+            .iter()
+            .all(|(n, _)| matches!(*n, "cni-del" | "netns"))
+}

@@ -1,0 +1,159 @@
+//! Reasons to leave that no request gives: the helper died before anybody knew our address, or nobody ever came.
+//!
+//! Promises that a supervisor that was never given anything does not stay (a daemon that dies between `start` and its
+//! first request leaves one). Must never end a pod that has something to live for.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe::Receiver;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::pod::Pod;
+
+/// Why to leave.
+pub type Reason = &'static str;
+
+/// Resolves when there is a reason to leave; `idle_timeout` in seconds.
+pub async fn watch(
+    pod: &Pod,
+    connections: watch::Receiver<usize>,
+    helper: Option<OwnedFd>,
+    idle_timeout: f64,
+) -> Reason {
+    let is_unused = || pod.is_unused();
+    let idle = idle(
+        is_unused,
+        connections.clone(),
+        Duration::from_secs_f64(idle_timeout),
+    );
+    let orphaned = async {
+        helper_died(helper).await;
+        if !pod.is_unused() || *connections.borrow() > 0 {
+            // Somebody else has joined us meanwhile; the idle rule covers the rest.
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = orphaned => "the helper died before it told our address",
+        () = idle => "nothing was created and nobody is connected",
+    }
+}
+
+/// Resolves when the pipe ends without a byte; never otherwise.
+async fn helper_died(helper: Option<OwnedFd>) {
+    if let Some(pipe) = helper
+        && matches!(read_word(pipe).await, Ok(0))
+    {
+        return;
+    }
+    std::future::pending().await
+}
+
+async fn read_word(pipe: OwnedFd) -> io::Result<usize> {
+    // Sets it non-blocking; the other end has its own file description.
+    Receiver::from_owned_fd(set_nonblocking(pipe)?)?
+        .read(&mut [0])
+        .await
+}
+
+fn set_nonblocking(pipe: OwnedFd) -> io::Result<OwnedFd> {
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    Ok(pipe)
+}
+
+/// Resolves when the pod has been unused, with nobody connected, for the whole of `limit`.
+async fn idle(
+    is_unused: impl Fn() -> bool,
+    mut connections: watch::Receiver<usize>,
+    limit: Duration,
+) {
+    loop {
+        // A connection is a sign of life that costs no timer to wait for.
+        let _ = connections.wait_for(|n| *n == 0).await;
+        if !is_unused() {
+            sleep(limit).await;
+            continue;
+        }
+        let since = Instant::now();
+        let came = timeout(limit, connections.wait_for(|n| *n > 0)).await;
+        if came.is_err() && is_unused() && since.elapsed() >= limit {
+            return;
+        }
+        if matches!(came, Ok(Err(_))) {
+            // Nobody counts any more: the process is ending anyway.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::unistd::pipe;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unused_supervisor_leaves_after_its_time() {
+        let count = watch::Sender::new(0);
+        let start = Instant::now();
+        idle(|| true, count.subscribe(), LIMIT).await;
+        assert!(start.elapsed() >= LIMIT && start.elapsed() < LIMIT * 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_or_a_pod_keeps_it() {
+        let count = watch::Sender::new(1);
+        assert!(
+            timeout(LIMIT * 5, idle(|| true, count.subscribe(), LIMIT))
+                .await
+                .is_err()
+        );
+        count.send_replace(0);
+        assert!(
+            timeout(LIMIT * 5, idle(|| false, count.subscribe(), LIMIT))
+                .await
+                .is_err()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_starts_anew_when_a_connection_ends() {
+        let count = watch::Sender::new(0);
+        let start = Instant::now();
+        let leave = idle(|| true, count.subscribe(), LIMIT);
+        let visit = async {
+            sleep(LIMIT / 2).await;
+            count.send_replace(1);
+            sleep(LIMIT / 10).await;
+            count.send_replace(0);
+            std::future::pending::<()>().await;
+        };
+        tokio::select! { () = leave => {}, () = visit => {} }
+        assert!(
+            start.elapsed() >= LIMIT + LIMIT / 2,
+            "{:?}",
+            start.elapsed()
+        );
+    }
+
+    #[tokio::test]
+    async fn a_helper_that_answers_is_no_reason() {
+        let (read, write) = pipe().unwrap();
+        nix::unistd::write(&write, b"1").unwrap();
+        drop(write);
+        assert!(
+            timeout(Duration::from_millis(50), helper_died(Some(read)))
+                .await
+                .is_err()
+        );
+        let (read, write) = pipe().unwrap();
+        drop(write);
+        helper_died(Some(read)).await;
+    }
+}

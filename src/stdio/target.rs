@@ -1,0 +1,223 @@
+//! What the strings of a request mean. Pure.
+//!
+//! Promises that every string is either understood or refused with the part that was not.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use super::log::DEFAULT_CAP;
+use crate::error::{Error, Kind, Result};
+
+/// Where one stream goes to, or comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// Nothing: `/dev/null`.
+    Null,
+    /// What is at this path decides: a FIFO, a regular file, a device. It must exist.
+    Path(PathBuf),
+    /// A regular file, made when missing; stdout and stderr share it.
+    File(PathBuf),
+    /// Log lines; stdout and stderr share it.
+    Log(LogTarget),
+}
+
+/// `podvisor-log:///path?attach-stdout=/fifo&attach-stderr=/fifo&max-bytes=N`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LogTarget {
+    pub path: PathBuf,
+    /// FIFOs that get the bytes as they are while somebody reads there.
+    pub attach_stdout: Option<PathBuf>,
+    pub attach_stderr: Option<PathBuf>,
+    /// Size at which the file is rotated, bytes.
+    pub cap: u64,
+}
+
+impl Target {
+    /// Reads one string of a request. `stream` is its name, for the error.
+    pub(super) fn parse(stream: &str, text: &str) -> Result<Self> {
+        if text.is_empty() {
+            return Ok(Self::Null);
+        }
+        if text.contains(['\0', '\n']) {
+            return Err(bad(stream, text, "it holds a control character"));
+        }
+        let Some((scheme, rest)) = text.split_once("://") else {
+            if !text.starts_with('/') {
+                return Err(bad(stream, text, "give an absolute path"));
+            }
+            return Ok(Self::Path(text.into()));
+        };
+        match scheme {
+            "fifo" => Ok(Self::Path(path(stream, text, rest)?)),
+            "file" => Ok(Self::File(path(
+                stream,
+                text,
+                rest.split('?').next().unwrap_or_default(),
+            )?)),
+            "podvisor-log" => log(stream, text, rest).map(Self::Log),
+            "binary" | "binary-v2" => Err(unsupported(
+                stream,
+                scheme,
+                "logging programs are not built yet",
+            )),
+            "ttrpc+unix" | "grpc+unix" | "ttrpc+vsock" => Err(unsupported(
+                stream,
+                scheme,
+                "streams over a daemon's socket are not built yet",
+            )),
+            _ => Err(bad(
+                stream,
+                text,
+                "unknown STDIO scheme, use fifo, file or podvisor-log",
+            )),
+        }
+    }
+}
+
+fn log(stream: &str, text: &str, rest: &str) -> Result<LogTarget> {
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let mut target = LogTarget {
+        path: path(stream, text, place)?,
+        attach_stdout: None,
+        attach_stderr: None,
+        cap: DEFAULT_CAP,
+    };
+    for pair in query.split('&').filter(|p| !p.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        match key {
+            "attach-stdout" => target.attach_stdout = Some(path(stream, text, value)?),
+            "attach-stderr" => target.attach_stderr = Some(path(stream, text, value)?),
+            "max-bytes" => {
+                let cap = value.parse().ok().filter(|n| (4096..=1 << 40).contains(n));
+                target.cap =
+                    cap.ok_or_else(|| bad(stream, text, "give max-bytes as a number from 4096"))?;
+            }
+            _ => {
+                return Err(bad(
+                    stream,
+                    text,
+                    &format!("{key:?} is no key of podvisor-log"),
+                ));
+            }
+        }
+    }
+    Ok(target)
+}
+
+/// An absolute path, %XX decoded as in any URL.
+fn path(stream: &str, text: &str, encoded: &str) -> Result<PathBuf> {
+    let mut out = Vec::with_capacity(encoded.len());
+    let mut rest = encoded.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        rest = tail;
+        if first != b'%' {
+            out.push(first);
+            continue;
+        }
+        let byte = tail
+            .get(..2)
+            .and_then(|hex| std::str::from_utf8(hex).ok())
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        let byte = byte
+            .filter(|b| *b != 0)
+            .ok_or_else(|| bad(stream, text, "'%' must be followed by two hex digits"))?;
+        out.push(byte);
+        rest = &tail[2..];
+    }
+    if out.first() != Some(&b'/') {
+        return Err(bad(stream, text, "give an absolute path after the scheme"));
+    }
+    Ok(OsString::from_vec(out).into())
+}
+
+fn bad(stream: &str, text: &str, why: &str) -> Error {
+    let shown: String = text.chars().take(200).collect();
+    Error::new(
+        Kind::Invalid,
+        format!("connect {stream} to {shown:?}: {why}"),
+    )
+}
+
+fn unsupported(stream: &str, scheme: &str, why: &str) -> Error {
+    Error::new(
+        Kind::Unsupported,
+        format!("connect {stream} to {scheme}://: {why}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Target {
+        Target::parse("stdout", text).unwrap()
+    }
+
+    #[test]
+    fn every_form_is_understood() {
+        assert_eq!(parse(""), Target::Null);
+        assert_eq!(parse("/run/f:1"), Target::Path("/run/f:1".into()));
+        assert_eq!(parse("fifo:///run/a%20b"), Target::Path("/run/a b".into()));
+        assert_eq!(
+            parse("file:///var/log/x?ignored=1"),
+            Target::File("/var/log/x".into())
+        );
+        let log = LogTarget {
+            path: "/l".into(),
+            attach_stdout: None,
+            attach_stderr: None,
+            cap: DEFAULT_CAP,
+        };
+        assert_eq!(parse("podvisor-log:///l"), Target::Log(log.clone()));
+        let attached = LogTarget {
+            attach_stdout: Some("/o&1".into()),
+            attach_stderr: Some("/e".into()),
+            cap: 4096,
+            ..log
+        };
+        let text = "podvisor-log:///l?attach-stdout=/o%261&attach-stderr=/e&max-bytes=4096";
+        assert_eq!(parse(text), Target::Log(attached));
+    }
+
+    #[test]
+    fn everything_else_is_refused_with_the_reason() {
+        for (text, kind, part) in [
+            ("relative", Kind::Invalid, "absolute path"),
+            ("http://x/", Kind::Invalid, "unknown STDIO scheme"),
+            ("://", Kind::Invalid, "unknown STDIO scheme"),
+            ("fifo://relative", Kind::Invalid, "absolute path"),
+            ("file://", Kind::Invalid, "absolute path"),
+            ("file:///a%", Kind::Invalid, "hex digits"),
+            ("file:///a%zz", Kind::Invalid, "hex digits"),
+            ("file:///a%00", Kind::Invalid, "hex digits"),
+            ("file:///a%é", Kind::Invalid, "hex digits"),
+            ("/a\nb", Kind::Invalid, "control character"),
+            (
+                "podvisor-log:///l?rotate=1",
+                Kind::Invalid,
+                "\"rotate\" is no key",
+            ),
+            ("podvisor-log:///l?max-bytes=1", Kind::Invalid, "max-bytes"),
+            (
+                "podvisor-log:///l?attach-stdout=x",
+                Kind::Invalid,
+                "absolute path",
+            ),
+            (
+                "binary:///bin/logger?a=b",
+                Kind::Unsupported,
+                "logging programs",
+            ),
+            (
+                "ttrpc+unix:///s?streaming_id=x",
+                Kind::Unsupported,
+                "not built yet",
+            ),
+        ] {
+            let error = Target::parse("stderr", text).unwrap_err();
+            assert_eq!(error.kind(), kind, "{text:?}");
+            assert!(error.to_string().contains(part), "{text:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Network namespaces: made on a thread of their own and pinned by a bind mount; the loopback interface.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::CloneFlags;
+
+use super::thread_ns::{self, Enter};
+use crate::error::{Context, Result};
+
+/// Makes a network namespace, brings its `lo` up and binds it to `path`, a file made here (its directory must exist).
+///
+/// Exists: there is a file already, which is left alone. On any other error nothing is left.
+pub fn new_netns_pinned(path: &Path) -> Result<()> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o444)
+        .open(path)
+        .context(|| format!("make {}", path.display()))?;
+    let made = thread_ns::run(&[Enter::New(CloneFlags::CLONE_NEWNET)], || {
+        lo_up().context(|| "bring lo up")?;
+        // thread-self: the process itself is still in its own netns.
+        mount(
+            Some("/proc/thread-self/ns/net"),
+            path,
+            None::<&str>,
+            MsFlags::MS_BIND,
+            None::<&str>,
+        )
+        .context(|| format!("pin a network namespace at {}", path.display()))
+    });
+    if made.is_err() {
+        let _ = fs::remove_file(path);
+    }
+    made
+}
+
+/// Brings `lo` up in the network namespace at `netns`.
+pub fn lo_up_in(netns: &Path) -> Result<()> {
+    let file = File::open(netns).context(|| format!("open {}", netns.display()))?;
+    thread_ns::run(
+        &[Enter::Join(file.as_fd(), CloneFlags::CLONE_NEWNET)],
+        || lo_up().context(|| format!("bring lo up in {}", netns.display())),
+    )
+}
+
+/// Brings `lo` up in the network namespace of the calling thread.
+pub fn lo_up() -> io::Result<()> {
+    // SAFETY: socket takes integers.
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us this descriptor; nobody else knows it.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: all zeroes is a valid ifreq: an empty name and an empty union.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
+        *to = *from as libc::c_char;
+    }
+    // SAFETY: both calls read and write one ifreq, which lives over them; the union holds the flags after the first.
+    unsafe {
+        if libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &mut request) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        request.ifr_ifru.ifru_flags |= libc::IFF_UP as libc::c_short;
+        if libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &mut request) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
