@@ -147,6 +147,10 @@ fn work(config: &Config, flags: &Flags, pipe: OwnedFd) {
             Err(e) => return tell(Err(e)),
         };
         let owner = cleaner.owner();
+        let sockets = sockets(config, flags, &owner);
+        if matches!(owner, Owner::Unknown) {
+            cleaner.dismiss(&sockets).await;
+        }
         match cleaner.ask(&owner).await {
             Asked::Done(deleted) => return tell(Ok(deleted)),
             Asked::Leaving(deleted) => {
@@ -160,8 +164,8 @@ fn work(config: &Config, flags: &Flags, pipe: OwnedFd) {
             Asked::Nobody => tell(cleaner.rescue(STEP_LIMIT).await),
         }
         cleaner.finish().await;
-        for path in sockets(config, flags, &owner) {
-            let _ = socket::remove_dead(&path);
+        for path in &sockets {
+            let _ = socket::remove_dead(path);
         }
     });
     runtime.shutdown_background();
@@ -245,6 +249,23 @@ impl Cleaner<'_> {
             // to doubt the life of its pod.
             Err(_) if whole => Asked::Leaving(killed(record.infra.map_or(0, |infra| infra.pid))),
             Err(_) => Asked::Done(killed(0)),
+        }
+    }
+
+    /// Tells a supervisor without a record that it may go: it does when it was never given anything.
+    async fn dismiss(&self, sockets: &[PathBuf]) {
+        let request = ShutdownRequest {
+            id: self.id.to_owned(),
+            ..ShutdownRequest::default()
+        };
+        for path in sockets.iter().filter(|path| client::is_live(path)) {
+            if let Ok(client) = Client::connect(&path.to_string_lossy()).await {
+                // It may be at work on its first request just now; then it stays and answers for itself.
+                let _ = client
+                    .task()
+                    .shutdown(client::context(Some(STEP_LIMIT / 3)), &request)
+                    .await;
+            }
         }
     }
 
