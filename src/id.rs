@@ -8,6 +8,22 @@ pub const MAX: usize = 76;
 /// Kernel limit of an interface name, without the closing NUL.
 pub const MAX_INTERFACE: usize = 15;
 
+/// Directories of the runtime root that are no namespaces: sockets, pinned netns, state of OCI runtimes.
+pub const RESERVED: [&str; 3] = ["s", "netns", "oci"];
+
+/// Checks a containerd namespace: an id that is none of our own directories' names.
+pub fn check_namespace(namespace: &str) -> Result<&str> {
+    check("namespace", namespace)?;
+    if RESERVED.contains(&namespace) {
+        return Err(invalid(
+            "namespace",
+            namespace,
+            "podvisor keeps other things under this name; choose another",
+        ));
+    }
+    Ok(namespace)
+}
+
 /// Checks a sandbox, container or exec id, or a namespace.
 ///
 /// Shape: letters and digits, in groups joined by a single `.`, `_` or `-`; 1 to 76 characters. It therefore never is

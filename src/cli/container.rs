@@ -9,6 +9,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit};
+
 use crate::client::{self, Client};
 use crate::error::{Context, Error, Kind, Result};
 use crate::pod::record::Record;
@@ -26,6 +28,9 @@ const CREATE_LIMIT: Duration = Duration::from_secs(250);
 
 /// Delete of a task that has ended, or never started.
 const DELETE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Open files a workload may ask for, where our own limit allows that.
+const FILES: u64 = 1_048_576;
 
 /// What the workload is to be.
 #[derive(Debug)]
@@ -128,7 +133,7 @@ pub async fn start_process(client: &Client, id: &str, exec_id: &str) -> Result<(
         .await;
     answer
         .map(drop)
-        .map_err(|e| Failure::of_start(client::from_ttrpc(&format!("start container {id}"), e)))
+        .map_err(|e| Failure::of_start(client::from_ttrpc("start the workload", e)))
 }
 
 /// Removes a container that has ended: task, bundle, log.
@@ -186,7 +191,7 @@ async fn run(
         .task()
         .create(client::context(Some(CREATE_LIMIT)), &request)
         .await
-        .map_err(|e| Failure::of_start(client::from_ttrpc(&format!("create container {id}"), e)))?;
+        .map_err(|e| Failure::of_start(client::from_ttrpc("start the workload", e)))?;
     start_process(client, id, "").await
 }
 
@@ -241,6 +246,7 @@ fn write_bundle(
         sandbox: &pod.id,
         cgroups_path: &format!("{}/{id}", parent.trim_end_matches('/')),
         host_network: pod.network.host,
+        files: getrlimit(Resource::RLIMIT_NOFILE).map_or(FILES, |(_, hard)| hard.min(FILES)),
         cgroup_v2: Path::new("/sys/fs/cgroup/cgroup.controllers").exists(),
     });
     private_dir(bundle)?;

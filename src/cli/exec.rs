@@ -62,12 +62,7 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
         .task()
         .exec(client::context(Some(EXEC_LIMIT)), &request)
         .await
-        .map_err(|e| {
-            Failure::of_start(client::from_ttrpc(
-                &format!("run a command in container {id}"),
-                e,
-            ))
-        })?;
+        .map_err(|e| Failure::of_start(client::from_ttrpc("start the command", e)))?;
     let code = match container::start_process(&client, &id, &exec_id).await {
         Ok(()) => attach
             .follow(&client, &id, &exec_id, &mut signals)

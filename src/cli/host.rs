@@ -16,9 +16,6 @@ use crate::error::{Context, Error, Kind, Result};
 use crate::id;
 use crate::process::Reaper;
 
-/// Directories of the runtime root that are no namespaces: sockets, pinned netns, state of OCI runtimes.
-const RESERVED: [&str; 3] = ["s", "netns", "oci"];
-
 /// See the module.
 #[derive(Debug)]
 pub struct Host {
@@ -32,15 +29,7 @@ pub struct Host {
 impl Host {
     /// Reads the configuration, checks the namespace, that we are root, and both state roots.
     pub fn open(namespace: &str) -> Result<Self> {
-        id::check("namespace", namespace)?;
-        if RESERVED.contains(&namespace) {
-            return Err(Error::new(
-                Kind::Invalid,
-                format!(
-                    "check namespace {namespace:?}: podvisor keeps other things under this name; choose another"
-                ),
-            ));
-        }
+        id::check_namespace(namespace)?;
         let config = Config::load()?;
         if !nix::unistd::geteuid().is_root() {
             return Err(Error::new(
@@ -86,9 +75,9 @@ impl Host {
         self.config.sandbox_dir(&self.namespace, id)
     }
 
-    /// State of the OCI runtime for containers the command makes.
+    /// `--root` of the OCI runtime for containers the command makes; the supervisor adds the namespace.
     pub fn oci_root(&self) -> PathBuf {
-        self.config.runtime_root.join("oci").join(&self.namespace)
+        self.config.runtime_root.join("oci")
     }
 
     /// The one reaper of this process, started when the first verb has to work without a supervisor.

@@ -130,7 +130,7 @@ async fn start(
         Ok(()) => {}
         Err(e) if e.kind() == Kind::Deadline => {
             let next = format!(
-                "{e}; the work goes on as pod {id}: run the same command with `--name {name}` to take it, \
+                "{e}; it is pod {id}: run the same command with `--name {name}` to take it, \
                  or `podvisor rm -f {name}` to remove it"
             );
             return Err(Failure::new(

@@ -121,12 +121,7 @@ fn row(host: &Host, found: &Found) -> Vec<String> {
             state(r).to_owned(),
             output::age(clock::from_unix_nanos(r.created_at)),
             address(r),
-            r.network
-                .ports
-                .iter()
-                .map(port)
-                .collect::<Vec<_>>()
-                .join(","),
+            ports(r),
             format!("{}/{}", running(r), r.containers.len()),
         ],
         Found::Broken { id, .. } => {
@@ -138,7 +133,29 @@ fn row(host: &Host, found: &Found) -> Vec<String> {
     }
 }
 
+fn ports(record: &Record) -> String {
+    if is_released(record) {
+        String::new()
+    } else {
+        record
+            .network
+            .ports
+            .iter()
+            .map(port)
+            .collect::<Vec<_>>()
+            .join(",")
+    }
+}
+
+/// The record keeps the addresses a pod has had; when it has stopped they may be another's.
+fn is_released(record: &Record) -> bool {
+    record.state == State::Stopped && record.network.pending.is_none()
+}
+
 fn address(record: &Record) -> String {
+    if is_released(record) {
+        return String::new();
+    }
     if record.network.host {
         return "host".to_owned();
     }

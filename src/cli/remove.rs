@@ -91,7 +91,7 @@ pub async fn unfinished(host: &Host, id: &str, name: &str) -> Result<()> {
 }
 
 /// Without force only what has ended may be removed.
-pub fn check(found: &Found) -> Result<()> {
+pub fn check(host: &Host, found: &Found) -> Result<()> {
     let refuse = |name: &str, why: &str| {
         Err(Error::new(
             Kind::State,
@@ -100,7 +100,7 @@ pub fn check(found: &Found) -> Result<()> {
     };
     match found {
         Found::Broken { id, .. } => refuse(
-            id,
+            &names::of(host, id).unwrap_or_else(|| id.clone()),
             "its record cannot be read, so that it is not known whether it runs: look at it",
         ),
         Found::Record(r) if !r.is_supervised() => Ok(()),
@@ -219,6 +219,7 @@ fn forget(host: &Host, id: &str, name: Option<&str>) -> Result<()> {
             ),
         ));
     }
+    remove_socket(host, &dir);
     match fs::remove_dir_all(&dir) {
         Ok(()) => {}
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -227,6 +228,19 @@ fn forget(host: &Host, id: &str, name: Option<&str>) -> Result<()> {
     match name {
         Some(name) if !name.is_empty() => names::release(host, name, id),
         _ => Ok(()),
+    }
+}
+
+/// The socket of a supervisor that was killed, when its record could not say where: `start` has left the address in the
+/// bundle. Only one of ours that nobody listens on.
+fn remove_socket(host: &Host, dir: &Path) {
+    let Ok(address) = fs::read_to_string(dir.join("bundle").join("address")) else {
+        return;
+    };
+    let address = address.trim();
+    let path = Path::new(address.strip_prefix("unix://").unwrap_or(address));
+    if path.parent() == Some(&host.config.runtime_root.join("s")) && !client::is_live(path) {
+        let _ = fs::remove_file(path);
     }
 }
 

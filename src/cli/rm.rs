@@ -32,7 +32,7 @@ pub async fn run(host: &Rc<Host>, args: Args) -> Result<u8, Failure> {
 async fn one(host: &Host, target: &str, force: bool) -> Result<(), Failure> {
     let found = select::pod(host, target)?;
     if !force {
-        remove::check(&found).map_err(|e| Failure::new(NO_SUCH, e))?;
+        remove::check(host, &found).map_err(|e| Failure::new(NO_SUCH, e))?;
     }
     remove::pod(host, &found, force).await?;
     output::line(target);

@@ -72,6 +72,8 @@ pub struct Wish<'a> {
     pub cgroups_path: &'a str,
     /// The pod has the host's network.
     pub host_network: bool,
+    /// Most open files the workload may ask for: ours, because a limit cannot be raised without a capability we may lack.
+    pub files: u64,
     /// One cgroup tree: then the container gets a cgroup namespace, or it would see the whole tree.
     pub cgroup_v2: bool,
 }
@@ -132,7 +134,7 @@ fn process(wish: &Wish<'_>) -> Value {
         "env": merged(&base, wish.env),
         "cwd": wish.cwd,
         "capabilities": { "bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES },
-        "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": 1_048_576, "soft": 1024 }],
+        "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": wish.files, "soft": wish.files.min(1024) }],
         "noNewPrivileges": false,
         "oomScoreAdj": 0,
     })
@@ -200,6 +202,7 @@ mod tests {
             sandbox: "p1",
             cgroups_path: "/podvisor/p1/c1",
             host_network,
+            files: 1_048_576,
             cgroup_v2: false,
         }
     }

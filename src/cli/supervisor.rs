@@ -129,7 +129,7 @@ pub async fn connect(record: &Record) -> Result<Client> {
         return Err(Error::new(
             Kind::Gone,
             format!(
-                "reach the supervisor of pod {}: it has died; remove the pod with `podvisor rm -f`",
+                "reach the supervisor of pod {0}: it has died; remove the pod with `podvisor rm {0}`",
                 label(record)
             ),
         ));

@@ -239,15 +239,9 @@ async fn run(
         no_new_keyring: request.options.no_new_keyring,
         stdio: io.take_child_stdio()?,
     };
-    let mut cancel = container.cancel.subscribe();
-    tokio::select! {
-        biased;
-        // Dropping the runtime's future kills it.
-        _ = cancel.wait_for(|cancelled| *cancelled) => {
-            return Err(Error::new(Kind::Cancelled, "the pod is being stopped"));
-        }
-        made = fixed.runtime.create(&shared.reaper, &fixed.id, create) => made?,
-    }
+    container
+        .unless_cancelled(fixed.runtime.create(&shared.reaper, &fixed.id, create))
+        .await?;
     let child = shared.reaper.adopt(read_pid(&pid_file)?);
     drop(held);
     child

@@ -7,6 +7,8 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::time::Instant;
+
 use super::record::ExitRecord;
 use super::state::{Inner, Phase};
 use super::table::{Container, Shared};
@@ -15,7 +17,7 @@ use crate::clock::from_unix_nanos;
 use crate::error::{Error, Kind, Result};
 use crate::stdio::Io;
 
-/// How long what the process wrote may take to reach a slow reader.
+/// How long what the processes wrote may take to reach a slow reader, all together.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// How long init of a container that was never started may take to die.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
@@ -46,8 +48,9 @@ pub(super) async fn container(shared: &Arc<Shared>, container: &Arc<Container>) 
             .inner()
             .refusal("delete", "its init has not ended"));
     };
+    let end = Instant::now() + DRAIN_LIMIT;
     for io in streams(container) {
-        drain(&fixed.id, &io).await;
+        drain(&fixed.id, &io, end).await;
     }
     undo::remove(&shared.reaper, &record)
         .await
@@ -74,7 +77,7 @@ pub(super) async fn exec(container: &Arc<Container>, exec_id: &str) -> Result<De
         process.io.clone()
     };
     if let Some(io) = &io {
-        drain(exec_id, io).await;
+        drain(exec_id, io, Instant::now() + DRAIN_LIMIT).await;
     }
     let mut inner = container.inner();
     let (pid, phase) = {
@@ -120,8 +123,11 @@ fn streams(container: &Container) -> Vec<Arc<Io>> {
 }
 
 /// Passes on what is left, then closes: the reader sees the end.
-async fn drain(id: &str, io: &Io) {
-    if !io.drain(DRAIN_LIMIT).await {
+async fn drain(id: &str, io: &Io, end: Instant) {
+    if !io
+        .drain(end.saturating_duration_since(Instant::now()))
+        .await
+    {
         tracing::debug!(id, "somebody still holds the output; closed");
     }
     io.close();

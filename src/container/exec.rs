@@ -62,7 +62,7 @@ pub(super) async fn start(
     let begin = || container.step(|inner| inner.begin_exec(exec_id));
     // Looked at before the queue too: what cannot work is refused at once.
     container.inner().may_exec()?;
-    let Ok(_slot) = shared.exec_slots.acquire().await else {
+    let Ok(_slot) = container.exec_slots.acquire().await else {
         return Err(Error::new(Kind::Gone, "the supervisor is leaving"));
     };
     let (json, streams) = begin()?;
@@ -131,7 +131,9 @@ async fn launch(
         pid_file: &files.pid,
         stdio: io.take_child_stdio()?,
     };
-    fixed.runtime.exec(&shared.reaper, &fixed.id, exec).await?;
+    container
+        .unless_cancelled(fixed.runtime.exec(&shared.reaper, &fixed.id, exec))
+        .await?;
     let child = shared.reaper.adopt(read_pid(&files.pid)?)?;
     drop(held);
     Ok((child, io))

@@ -131,10 +131,17 @@ async fn stop(
     delete: bool,
 ) -> Result<()> {
     if container.inner().creating {
-        container.cancel.send_replace(true);
-        container
+        container.cancel();
+        if !container
             .until(CANCEL_LIMIT, |inner| inner.removed || !inner.creating)
-            .await;
+            .await
+        {
+            let id = &container.fixed.id;
+            return Err(Error::new(
+                Kind::Deadline,
+                format!("stop container {id}: its create was cancelled and hangs"),
+            ));
+        }
     }
     if container.inner().removed {
         return Ok(());
@@ -176,6 +183,7 @@ async fn end(shared: &Shared, container: &Arc<Container>, grace: Duration) -> Re
     if container.inner().init.has_exited() {
         return Ok(());
     }
+    container.cancel();
     init.signal(libc::SIGKILL)?;
     if container.until(SWEEP_AFTER, gone).await {
         return Ok(());

@@ -22,10 +22,10 @@ pub(super) async fn start(shared: &Shared, container: &Arc<Container>) -> Result
     }
     // Read before: a program that ends at once must not have ended before it was started.
     let at = unix_nanos(SystemTime::now());
-    let started = fixed
+    let starting = fixed
         .runtime
-        .start(&shared.reaper, &fixed.bundle, &fixed.id)
-        .await;
+        .start(&shared.reaper, &fixed.bundle, &fixed.id);
+    let started = container.unless_cancelled(starting).await;
     let pid = container.step(|inner| {
         inner.end_start(started.is_ok().then_some(at));
         let pid = inner.init.pid();
@@ -49,9 +49,12 @@ pub(super) async fn pause(shared: &Shared, container: &Arc<Container>) -> Result
             return Err(inner.refusal("pause", "it is not running"));
         }
     }
-    fixed
-        .runtime
-        .pause(&shared.reaper, &fixed.bundle, &fixed.id)
+    container
+        .unless_cancelled(
+            fixed
+                .runtime
+                .pause(&shared.reaper, &fixed.bundle, &fixed.id),
+        )
         .await?;
     freeze(shared, container, true);
     Ok(())
@@ -67,9 +70,12 @@ pub(super) async fn resume(shared: &Shared, container: &Arc<Container>) -> Resul
             return Err(inner.refusal("resume", "it is not paused"));
         }
     }
-    fixed
-        .runtime
-        .resume(&shared.reaper, &fixed.bundle, &fixed.id)
+    container
+        .unless_cancelled(
+            fixed
+                .runtime
+                .resume(&shared.reaper, &fixed.bundle, &fixed.id),
+        )
         .await?;
     freeze(shared, container, false);
     Ok(())

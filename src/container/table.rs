@@ -22,7 +22,8 @@ use crate::error::{Error, Kind, Result};
 use crate::oci::Runtime;
 use crate::process::{Child, Reaper};
 
-/// Execs being started at a time, per supervisor: each is a run of the OCI runtime with its memory.
+/// Execs being started at a time in one container: each is a run of the OCI runtime with its memory. Not shared between
+/// containers, or one whose execs hang would hold up the others.
 const EXEC_SLOTS: usize = 16;
 
 /// What all containers of a supervisor share.
@@ -30,7 +31,6 @@ pub(super) struct Shared {
     pub config: Arc<Config>,
     pub namespace: String,
     pub reaper: Reaper,
-    pub exec_slots: Semaphore,
     ledger: Arc<dyn Ledger>,
     events: Arc<dyn Events>,
     table: Mutex<BTreeMap<String, Arc<Container>>>,
@@ -55,8 +55,9 @@ pub(super) struct Fixed {
 pub(super) struct Container {
     pub fixed: Fixed,
     pub verbs: tokio::sync::Mutex<()>,
-    /// True: give up creating.
-    pub cancel: watch::Sender<bool>,
+    pub exec_slots: Semaphore,
+    /// True: the container is being stopped, nothing waits for a runtime any more.
+    cancelled: watch::Sender<bool>,
     /// Sent after every step somebody may wait for.
     changed: watch::Sender<()>,
     inner: Mutex<Inner>,
@@ -76,7 +77,6 @@ impl Shared {
             config,
             namespace,
             reaper,
-            exec_slots: Semaphore::new(EXEC_SLOTS),
             ledger,
             events,
             table: Mutex::default(),
@@ -164,7 +164,8 @@ impl Container {
         Self {
             fixed,
             verbs: tokio::sync::Mutex::new(()),
-            cancel: watch::Sender::new(false),
+            exec_slots: Semaphore::new(EXEC_SLOTS),
+            cancelled: watch::Sender::new(false),
             changed: watch::Sender::new(()),
             inner: Mutex::new(inner),
             saving: Mutex::new(()),
@@ -197,6 +198,23 @@ impl Container {
             }
         };
         timeout(limit, look).await.is_ok()
+    }
+
+    /// Ends every wait for a runtime in this container, now and later.
+    pub fn cancel(&self) {
+        self.cancelled.send_replace(true);
+    }
+
+    /// What `work` gives, unless the container is being stopped: then it is dropped, which ends the runtime.
+    pub async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut cancelled = self.cancelled.subscribe();
+        tokio::select! {
+            biased;
+            _ = cancelled.wait_for(|c| *c) => {
+                Err(Error::new(Kind::Cancelled, format!("container {} is being stopped", self.fixed.id)))
+            }
+            done = work => done,
+        }
     }
 
     /// Init, once it exists.

@@ -52,13 +52,14 @@ async fn clean(reaper: &Reaper, record: &ContainerRecord, force: bool) -> Result
 
 /// SIGKILL to init and to what shares its cgroup.
 async fn kill(record: &ContainerRecord) -> Result<()> {
-    if let Some(init) = record.init {
-        init.signal(libc::SIGKILL)?;
-    }
-    if let Some(group) = own_group(record) {
-        absent_is_done(group.kill_all(KILL_LIMIT).await)?;
-    }
-    match record.init {
+    let signalled = record
+        .init
+        .map_or(Ok(false), |init| init.signal(libc::SIGKILL));
+    let swept = match own_group(record) {
+        Some(group) => absent_is_done(group.kill_all(KILL_LIMIT).await),
+        None => Ok(()),
+    };
+    let gone = match record.init {
         Some(init) if !init.wait_gone(KILL_LIMIT).await => Err(Error::new(
             Kind::Deadline,
             format!(
@@ -67,7 +68,8 @@ async fn kill(record: &ContainerRecord) -> Result<()> {
             ),
         )),
         _ => Ok(()),
-    }
+    };
+    first([signalled.map(drop), swept, gone])
 }
 
 /// The runtime's `delete`; by hand where the runtime is missing, hangs or fails and init is gone.
@@ -83,22 +85,18 @@ async fn delete_state(reaper: &Reaper, record: &ContainerRecord, force: bool) ->
         return Ok(());
     }
     let done = if runtime.binary.exists() {
-        let plain = if force {
-            None
-        } else {
-            Some(
-                runtime
-                    .delete(reaper, &record.bundle, &record.id, false)
-                    .await,
-            )
-        };
-        match plain {
-            Some(Ok(())) => Ok(()),
-            Some(Err(_)) | None => {
+        match runtime
+            .delete(reaper, &record.bundle, &record.id, force)
+            .await
+        {
+            // One that hangs is not asked a second time.
+            Err(e) if !force && e.kind() != Kind::Deadline => {
+                tracing::debug!(id = record.id, error = %e, "runtime delete, now with --force");
                 runtime
                     .delete(reaper, &record.bundle, &record.id, true)
                     .await
             }
+            done => done,
         }
     } else {
         Err(Error::new(

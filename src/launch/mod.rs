@@ -73,7 +73,7 @@ fn check(flags: &Flags) -> Result<()> {
             ),
         ));
     }
-    crate::id::check("namespace", &flags.namespace)?;
+    crate::id::check_namespace(&flags.namespace)?;
     crate::id::check("id", &flags.id)?;
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::new(

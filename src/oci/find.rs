@@ -123,6 +123,16 @@ mod tests {
     }
 
     #[test]
+    fn crun_is_no_choice_under_a_hybrid_mount_nor_for_a_daemon() {
+        assert_eq!(choose("", true, "", true).ok(), find(RUNC).ok());
+        assert_eq!(choose("", false, "/bin/true", false).ok(), find(RUNC).ok());
+        assert_eq!(
+            choose("", true, "", false).ok(),
+            find(CRUN).or_else(|_| find(RUNC)).ok()
+        );
+    }
+
+    #[test]
     fn flavours_are_told_by_the_exact_name() {
         assert_eq!(Flavour::of(Path::new("/usr/sbin/runc")), Flavour::Runc);
         assert_eq!(Flavour::of(Path::new("/usr/bin/crun")), Flavour::Crun);

@@ -234,7 +234,7 @@ pub fn list(config: &Config, namespace: Option<&str>) -> Vec<Found> {
     let mut found: Vec<Found> = Vec::new();
     for space in directories(&config.runtime_root) {
         // `s` and `netns` are ours beside the namespaces; see decisions on paths in docs/journal.md.
-        if matches!(space.as_str(), "s" | "netns") || namespace.is_some_and(|n| n != space) {
+        if crate::id::RESERVED.contains(&space.as_str()) || namespace.is_some_and(|n| n != space) {
             continue;
         }
         let root = config.runtime_root.join(&space);

@@ -50,7 +50,7 @@ pub async fn rescue(
     id: &str,
     budget: Duration,
 ) -> Result<Deleted> {
-    crate::id::check("namespace", namespace)?;
+    crate::id::check_namespace(namespace)?;
     crate::id::check("id", id)?;
     let dir = config.sandbox_dir(namespace, id);
     if !dir.exists() {

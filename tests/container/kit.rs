@@ -116,6 +116,7 @@ impl Kit {
             .await
             .unwrap();
         assert_eq!(self.containers.start(id, "").await.unwrap(), pid);
+        settled(pid).await;
         pid
     }
 
@@ -226,6 +227,18 @@ impl Log {
             .drain(..)
             .map(|(topic, any)| told(topic, &any))
             .collect()
+    }
+}
+
+/// Until the program has taken the runtime's place and runs what it was told (or is gone): `start` may answer before,
+/// and a listing of processes would differ.
+async fn settled(pid: u32) {
+    let line = || fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    while line().contains("init")
+        || line().contains("--root")
+        || line().starts_with("/bin/sh\0-c\0sleep")
+    {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
