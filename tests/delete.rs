@@ -7,6 +7,8 @@
 
 #[path = "launch/daemon.rs"]
 mod daemon;
+#[path = "launch/group.rs"]
+mod group;
 mod support;
 
 use std::fs;
@@ -17,90 +19,14 @@ use nix::sys::signal::Signal;
 use podvisor::cgroup::{self, Layout};
 use podvisor::client::{self, Client};
 use podvisor::proto::sandbox::sandbox::{CreateSandboxRequest, StartSandboxRequest};
-use podvisor::proto::task_v3::shim::{ConnectRequest, CreateTaskRequest, StartRequest, StateRequest};
+use podvisor::proto::task_v3::shim::ConnectRequest;
 use podvisor::proto::types::task::Status;
 use serde_json::json;
 use support::fake::{self, Act};
-use support::rootfs::{self, Rootfs};
 use support::{Snapshot, cni, eventually, sandboxed};
 
 use daemon::{Bundle, all_gone, shims, signal, supervisor};
-
-/// A group `pod` with the running containers `pod`, `c1` and `c2`, as the daemon of 1.6 makes it.
-struct Group {
-    bundles: Vec<Bundle>,
-    address: String,
-    runtime: tokio::runtime::Runtime,
-    _rootfs: Rootfs,
-}
-
-impl Group {
-    fn new(test: &str) -> Self {
-        let rootfs = rootfs::make();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let bundles: Vec<Bundle> = ["pod", "c1", "c2"]
-            .iter()
-            .map(|id| Bundle::new(id).config(&config(test, id, &rootfs)))
-            .collect();
-        let mut address = String::new();
-        for bundle in &bundles {
-            address = bundle.start().ok().stdout;
-            let pid = runtime.block_on(run(&address, bundle));
-            assert!(Path::new(&format!("/proc/{pid}")).exists());
-        }
-        Self { bundles, address, runtime, _rootfs: rootfs }
-    }
-
-    fn bundle(&self, id: &str) -> &Bundle {
-        self.bundles.iter().find(|b| b.id == id).unwrap()
-    }
-
-    /// Its state and pid, None when the supervisor does not know it.
-    fn state(&self, id: &str) -> Option<(Status, u32)> {
-        self.runtime.block_on(async {
-            let client = Client::connect(&self.address).await.unwrap();
-            let request = StateRequest { id: id.into(), ..Default::default() };
-            let state = client.task().state(client::context(Some(Duration::from_secs(10))), &request).await.ok()?;
-            Some((state.status.enum_value().unwrap(), state.pid))
-        })
-    }
-}
-
-async fn run(address: &str, bundle: &Bundle) -> u32 {
-    let client = Client::connect(address).await.unwrap();
-    let limit = || client::context(Some(Duration::from_secs(60)));
-    let request = CreateTaskRequest {
-        id: bundle.id.clone(),
-        bundle: bundle.dir.display().to_string(),
-        ..Default::default()
-    };
-    client.task().create(limit(), &request).await.unwrap();
-    let request = StartRequest { id: bundle.id.clone(), ..Default::default() };
-    client.task().start(limit(), &request).await.unwrap().pid
-}
-
-fn config(test: &str, id: &str, rootfs: &Rootfs) -> String {
-    let group = support::sandbox::cgroup_name(test);
-    json!({
-        "ociVersion": "1.0.2",
-        "process": {
-            "user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/sleep", "1000"], "env": ["PATH=/bin"],
-        },
-        "root": {"path": rootfs.str()},
-        "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
-        "annotations": {"io.containerd.runc.v2.group": "pod"},
-        "linux": {
-            "cgroupsPath": format!("/{group}/{id}"),
-            "namespaces": [{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}],
-        },
-    })
-    .to_string()
-}
-
-fn sleeps() -> usize {
-    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(|pid| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default().starts_with(b"/bin/sleep\x001000")).count()
-}
+use group::{Group, sleeps};
 
 #[test]
 fn a_containers_id_touches_that_container_only() {
@@ -132,18 +58,26 @@ fn a_killed_supervisors_group_is_undone_from_its_record() {
     sandboxed(NAME, || {
         // The containers' parent is the test's; the OCI runtime would make it, and nobody's undo may take it.
         let layout = Layout::detect().unwrap();
-        let parent = cgroup::Group::new(&layout, &format!("/{}", support::sandbox::cgroup_name(NAME))).unwrap();
+        let parent = cgroup::Group::new(
+            &layout,
+            &format!("/{}", support::sandbox::cgroup_name(NAME)),
+        )
+        .unwrap();
         parent.create().unwrap();
         let before = Snapshot::take();
         let group = Group::new(NAME);
         signal(supervisor(), Signal::SIGKILL);
-        eventually(Duration::from_secs(10), "it dies", || shims().is_empty().then_some(()));
+        eventually(Duration::from_secs(10), "it dies", || {
+            shims().is_empty().then_some(())
+        });
         assert_eq!(sleeps(), 3);
         // A container first: only that one.
         group.bundle("c1").delete();
         assert_eq!(sleeps(), 2);
         assert_eq!(group.bundle("pod").delete().exit_status, 137);
-        eventually(Duration::from_secs(10), "everything ends", || (sleeps() == 0).then_some(()));
+        eventually(Duration::from_secs(10), "everything ends", || {
+            (sleeps() == 0).then_some(())
+        });
         all_gone();
         group.bundle("pod").delete();
         drop(group);
@@ -161,13 +95,23 @@ fn a_supervisor_that_hangs_does_not_hold_delete_up() {
         signal(pid, Signal::SIGSTOP);
         let begun = Instant::now();
         group.bundle("pod").delete();
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            begun.elapsed()
+        );
         // It may be at work: a group of containers is not killed for being slow.
         signal(pid, Signal::SIGCONT);
         let connect = group.runtime.block_on(async {
             let client = Client::connect(&group.address).await.unwrap();
-            let request = ConnectRequest { id: "c2".into(), ..Default::default() };
-            client.task().connect(client::context(Some(Duration::from_secs(10))), &request).await
+            let request = ConnectRequest {
+                id: "c2".into(),
+                ..Default::default()
+            };
+            client
+                .task()
+                .connect(client::context(Some(Duration::from_secs(10))), &request)
+                .await
         });
         assert!(connect.is_ok());
         for id in ["c1", "c2", "pod"] {
@@ -181,14 +125,32 @@ fn a_supervisor_that_hangs_does_not_hold_delete_up() {
 async fn start_sandbox(address: &str) {
     let client = Client::connect(address).await.unwrap();
     let limit = || client::context(Some(Duration::from_secs(60)));
-    let create = CreateSandboxRequest { sandbox_id: "web".into(), ..Default::default() };
-    client.sandbox().create_sandbox(limit(), &create).await.unwrap();
-    let start = StartSandboxRequest { sandbox_id: "web".into(), ..Default::default() };
-    client.sandbox().start_sandbox(limit(), &start).await.unwrap();
+    let create = CreateSandboxRequest {
+        sandbox_id: "web".into(),
+        ..Default::default()
+    };
+    client
+        .sandbox()
+        .create_sandbox(limit(), &create)
+        .await
+        .unwrap();
+    let start = StartSandboxRequest {
+        sandbox_id: "web".into(),
+        ..Default::default()
+    };
+    client
+        .sandbox()
+        .start_sandbox(limit(), &start)
+        .await
+        .unwrap();
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(future)
 }
 
 #[test]
@@ -216,18 +178,34 @@ fn delete_answers_while_a_plugin_hangs_and_the_del_is_finished_later() {
         let bundle = Bundle::new("web").without_address();
         block_on(start_sandbox(&bundle.start().ok().stdout));
         signal(supervisor(), Signal::SIGKILL);
-        eventually(Duration::from_secs(10), "it dies", || shims().is_empty().then_some(()));
+        eventually(Duration::from_secs(10), "it dies", || {
+            shims().is_empty().then_some(())
+        });
         plugin.on("DEL", &[Act::Sleep(8.0)]);
         let begun = Instant::now();
         bundle.delete();
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            begun.elapsed()
+        );
         // One who holds no pipe of ours goes on with it.
         eventually(Duration::from_secs(60), "the pod is gone", || {
             (!Path::new("/run/podvisor/test/web").exists()).then_some(())
         });
         all_gone();
-        assert!(plugin.calls_of("DEL").iter().any(|call| call.end.as_deref() == Some("0")), "{:?}", plugin.calls());
-        let record = fs::read_dir("/var/lib/podvisor/networks").into_iter().flatten().count();
+        assert!(
+            plugin
+                .calls_of("DEL")
+                .iter()
+                .any(|call| call.end.as_deref() == Some("0")),
+            "{:?}",
+            plugin.calls()
+        );
+        let record = fs::read_dir("/var/lib/podvisor/networks")
+            .into_iter()
+            .flatten()
+            .count();
         assert_eq!(record, 0);
     });
 }
