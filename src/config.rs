@@ -110,7 +110,9 @@ impl Config {
     /// Reads `$PODVISOR_CONFIG`, else [`DEFAULT_PATH`]; the defaults when that file does not exist.
     pub fn load() -> Result<Self> {
         let named = env::var_os("PODVISOR_CONFIG").filter(|p| !p.is_empty());
-        let path = named.as_ref().map_or(Path::new(DEFAULT_PATH), Path::new);
+        let path = named
+            .as_ref()
+            .map_or_else(|| Path::new(DEFAULT_PATH), Path::new);
         match fs::read_to_string(path) {
             Ok(text) => {
                 Self::parse(&text).map_err(|e| e.within(format!("read {}", path.display())))

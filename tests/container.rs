@@ -7,6 +7,8 @@ mod execs;
 mod hangs;
 #[path = "container/kit.rs"]
 mod kit;
+#[path = "container/streams.rs"]
+mod streams;
 mod support;
 #[path = "container/undoing.rs"]
 mod undoing;

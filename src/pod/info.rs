@@ -52,7 +52,7 @@ impl Pod {
     /// The infra process as an OCI spec with stable namespace paths, for NRI and for callers that build containers
     /// from paths instead of a pid.
     pub fn spec(&self) -> Value {
-        self.shared.journal.with(|r| spec(r))
+        self.shared.journal.with(spec)
     }
 }
 

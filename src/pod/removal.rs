@@ -125,7 +125,7 @@ impl Pod {
             patience(STOP_BUDGET),
         )
         .await;
-        stopped.and(teardown::verdict(&report))
+        stopped.and_then(|()| teardown::verdict(&report))
     }
 
     async fn shut_down_everything(&self, grace: Duration) -> Result<()> {

@@ -15,7 +15,7 @@ use podvisor::error::Result;
 use podvisor::mount::Mount;
 use podvisor::process::Reaper;
 use podvisor::proto::any::unpack;
-use podvisor::proto::events::task_events::{TaskDelete, TaskExit};
+use podvisor::proto::events::task_events::{TaskCreate, TaskDelete, TaskExit};
 use protobuf::well_known_types::any::Any;
 use serde_json::{Value, json};
 
@@ -246,6 +246,13 @@ fn told(topic: &str, any: &Any) -> String {
     let name = any.type_url.clone();
     let verb = topic.strip_prefix("/tasks/").unwrap();
     match verb {
+        "create" => {
+            let create: TaskCreate = unpack(any, &name).unwrap().unwrap();
+            assert!(create.pid > 0 && create.rootfs.len() == 1, "{create:?}");
+            assert!(create.bundle.ends_with(&create.container_id), "{create:?}");
+            assert!(create.io.stdout.ends_with("/out"), "{create:?}");
+            "create".into()
+        }
         "exit" => {
             let exit: TaskExit = unpack(any, &name).unwrap().unwrap();
             assert!(exit.pid > 0 && exit.exited_at.is_some(), "{exit:?}");

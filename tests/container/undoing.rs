@@ -76,6 +76,8 @@ fn undo_ends_what_a_killed_supervisor_left() {
                 .args(["--exact", CRASHER, "--ignored", "--nocapture"])
                 .env("CRASH_DIR", dir.path())
                 .env("CRASH_RUNTIME", runtime)
+                // What it makes goes with the directory.
+                .env("TMPDIR", dir.path())
                 .stdout(std::process::Stdio::null())
                 .spawn()
                 .unwrap();

@@ -304,7 +304,8 @@ fn files(all: &mut Vec<String>) {
     for root in ["/run/podvisor", "/var/lib/podvisor"] {
         walk(Path::new(root), &mut |path, kind| {
             let top = path.parent() == Some(Path::new(root));
-            let ours = top && kind.is_dir();
+            // Kept for the boot on purpose: what `start` learnt about the daemon's version.
+            let ours = top && (kind.is_dir() || file_name(path) == ".daemon-versions");
             if !ours && !kind.is_socket() {
                 all.push(format!("state {}", path.display()));
             }
