@@ -8,7 +8,8 @@ use tokio::time::Instant;
 
 use super::markers::Owed;
 use super::plugin::{self, Call, Command};
-use super::{AddResult, Attachment, NetworkConf, NetworkRecord, cache, conf, netns, result};
+use super::retry::Tries;
+use super::{AddResult, Attachment, NetworkConf, NetworkRecord, cache, conf, limit, netns, result};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::process::Reaper;
@@ -34,28 +35,54 @@ pub async fn add(
     };
     check(conf, attachment).map_err(|e| e.within(what()))?;
     let chain = Chain::new(config, reaper, conf, attachment).map_err(|e| e.within(what()))?;
+    // Before the record: while it waits nothing is owed. The bound runs from the first plugin.
+    let waited = limit::turn(config, &conf.name, Command::Add, config.add_timeout()).await;
+    let _turn = waited.map_err(|e| e.within(what()))?;
     let _locked = record.reserve()?;
-    record.begin(conf, attachment)?;
-    netns::raise_loopback(&attachment.netns).map_err(|e| e.within(what()))?;
     let begun = Instant::now();
-    let raw = match chain.add(config.add_timeout()).await {
-        Ok(raw) => raw,
-        Err(Failed { error, previous }) => {
-            if let Some(previous) = previous {
-                // Best effort: DEL works without it, only less well.
-                let kept = record.keep_partial(&previous);
-                kept.unwrap_or_else(
-                    |e| tracing::warn!(error = %e, "result of an unfinished chain not kept"),
-                );
-            }
-            return Err(error.within(what()));
-        }
-    };
+    let tried = add_with_retries(config, &chain, record, begun + config.add_timeout()).await;
+    let raw = tried.map_err(|e| e.within(what()))?;
     let result = result::normalise(raw, &conf.cni_version).map_err(|e| e.within(what()))?;
     record.finish(&result)?;
     cache::write(&config.cni.cache_dir, conf, attachment, &result.raw)?;
     tracing::info!(step = "cni-add", network = conf.name, took = ?begun.elapsed(), ips = ?result.ips, "network added");
     Ok(result)
+}
+
+/// ADD of the chain until `end`, again after a failure that will pass: see [`retry`]. DEL comes before each further ADD,
+/// and the record is told of all of them.
+async fn add_with_retries(
+    config: &Config,
+    chain: &Chain<'_>,
+    record: &NetworkRecord,
+    end: Instant,
+) -> Result<Value> {
+    let mut tries = Tries::new();
+    loop {
+        record.begin(chain.conf, chain.attachment)?;
+        netns::raise_loopback(&chain.attachment.netns)?;
+        let Failed { error, previous } = match chain.add(end, config.add_timeout()).await {
+            Ok(raw) => return Ok(raw),
+            Err(failed) => failed,
+        };
+        if let Some(previous) = &previous {
+            // Best effort: DEL works without it, only less well.
+            let kept = record.keep_partial(previous);
+            kept.unwrap_or_else(
+                |e| tracing::warn!(error = %e, "result of an unfinished chain not kept"),
+            );
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        let (pause, error) = tries.after(error, left)?;
+        tracing::warn!(network = chain.conf.name, %error, ?pause, "this may pass: DEL, and ADD again");
+        let bound = left.min(config.del_timeout());
+        if let Err(undo) = chain.del(previous.as_ref(), Instant::now(), bound).await {
+            tracing::warn!(error = %undo, "no further ADD: its DEL failed and is owed");
+            return Err(error);
+        }
+        record.set_stopped()?;
+        tokio::time::sleep(pause).await;
+    }
 }
 
 /// DEL of the recorded ADD: reverse order, prevResult where known, the configuration and arguments of the ADD, bounded
@@ -108,6 +135,9 @@ async fn del_owed(
             )
         };
         let chain = Chain::new(config, reaper, conf, attachment).map_err(|e| e.within(what()))?;
+        let left = limit.saturating_sub(begun.elapsed());
+        let waited = limit::turn(config, &conf.name, Command::Del, left).await;
+        let _turn = waited.map_err(|e| e.within(what()))?;
         chain
             .del(previous.as_ref(), begun, limit)
             .await
@@ -184,8 +214,7 @@ impl<'a> Chain<'a> {
         })
     }
 
-    async fn add(&self, bound: Duration) -> Result<Value, Failed> {
-        let end = Instant::now() + bound;
+    async fn add(&self, end: Instant, bound: Duration) -> Result<Value, Failed> {
         let mut previous = None;
         for (plugin, program) in self.conf.plugins.iter().zip(&self.programs) {
             let stdin = stdin(self.conf, plugin, self.attachment, previous.as_ref());

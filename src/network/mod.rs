@@ -10,10 +10,12 @@ mod cache;
 mod cni;
 mod conf;
 mod disk;
+mod limit;
 mod markers;
 pub mod netns;
 mod plugin;
 mod result;
+mod retry;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
