@@ -16,6 +16,7 @@ pub mod netns;
 mod plugin;
 mod result;
 mod retry;
+pub mod userns;
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -40,6 +40,20 @@ pub fn new_netns_pinned(path: &Path) -> Result<()> {
     made
 }
 
+/// Whether the namespace file at `path` (on nsfs: the caller has looked) is a network namespace's. A kernel that cannot
+/// tell (before 4.11) is believed.
+pub fn is_netns(path: &Path) -> bool {
+    // _IO(0xb7, 0x3), linux/nsfs.h.
+    const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
+    let Ok(file) = File::open(path) else {
+        return false;
+    };
+    // SAFETY: this request takes no argument and answers a number.
+    let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE as _) };
+    kind == libc::CLONE_NEWNET
+        || (kind < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOTTY))
+}
+
 /// Brings `lo` up in the network namespace at `netns`.
 pub fn lo_up_in(netns: &Path) -> Result<()> {
     let file = File::open(netns).context(|| format!("open {}", netns.display()))?;
