@@ -22,7 +22,7 @@ pub use layout::Layout;
 
 use crate::error::{Context, Error, Kind, Result};
 
-/// One cgroup by its path below the mount points ("/podvisor/<id>").
+/// One cgroup by its path below the mount points ("/podvisor/<namespace>+<id>").
 #[derive(Clone, Debug)]
 pub struct Group {
     path: String,

@@ -49,7 +49,9 @@ async fn attempt(shared: &Arc<Shared>, request: CreateRequest) -> Result<u32> {
     let layout = Layout::detect()?;
     let plan = Plan::make(shared, &layout, &request)?;
     let container = Arc::new(Container::new(plan.fixed, Inner::new(plan.record)));
-    let _turn = container.verbs.lock().await;
+    // Never waits, the container is nobody's yet: who looked whether the pod takes containers must not be overtaken by
+    // its stop before the container is in the table.
+    let _turn = container.verbs.try_lock().map_err(|_| taken())?;
     shared.insert(&container)?;
     match build(shared, &layout, &container, &request, plan.spec).await {
         Ok(pid) => Ok(pid),
@@ -281,6 +283,10 @@ pub(super) fn read_pid(path: &Path) -> Result<i32> {
         .ok()
         .filter(|pid| *pid > 0)
         .ok_or_else(|| Error::new(Kind::Other, format!("{}: no pid in it", what())))
+}
+
+fn taken() -> Error {
+    Error::new(Kind::Exists, "its queue is taken; try again")
 }
 
 fn unsupported(why: &str) -> Error {

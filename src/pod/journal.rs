@@ -34,17 +34,26 @@ struct State {
     record: Record,
     /// Beginning of the current run of stages.
     run: Option<Instant>,
-    /// Nothing is written any more: the pod's directory has been given up.
-    closed: bool,
+    hold: Hold,
+}
+
+/// What the directory is to this journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    /// Not taken yet: what is in it is somebody else's. Nothing is written, nothing removed.
+    No,
+    Ours,
+    /// Given up: nothing is written any more.
+    Closed,
 }
 
 impl Journal {
-    /// A journal for `record` in `dir`, not yet on disk.
+    /// A journal for `record` in `dir`, in memory only until [`Journal::take`].
     pub fn new(dir: PathBuf, record: Record) -> Self {
         let state = State {
             record,
             run: None,
-            closed: false,
+            hold: Hold::No,
         };
         Self {
             shared: Arc::new(Shared {
@@ -52,6 +61,11 @@ impl Journal {
                 state: Mutex::new(state),
             }),
         }
+    }
+
+    /// From here on the directory is this journal's. Whoever calls it has made sure that nobody else has it.
+    pub fn take(&self) {
+        self.lock().hold = Hold::Ours;
     }
 
     /// Directory of the pod's runtime state.
@@ -73,10 +87,17 @@ impl Journal {
     pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
         let mut state = self.lock();
         change(&mut state.record);
-        if state.closed {
+        if state.hold != Hold::Ours {
             return Ok(());
         }
-        write(&self.shared.dir, &state.record)
+        match write(&self.shared.dir, &state.record) {
+            // A cleaner of temporary files took the directory away (FL-072): undo after a crash needs a record.
+            Err(error) if error.is_gone() => {
+                private_dirs(&self.shared.dir)?;
+                write(&self.shared.dir, &state.record)
+            }
+            written => written,
+        }
     }
 
     /// The same where a full disk must not stop what is under way (undo, exits): the error is logged.
@@ -88,25 +109,32 @@ impl Journal {
 
     /// Begins a stage; the first of a run (`fresh`) forgets the stages of the run before.
     pub fn begin_stage(&self, name: &str, fresh: bool) -> Result<()> {
+        let stage = self.stage_now(name, fresh);
+        self.update(|r| push(r, stage, fresh))
+    }
+
+    /// The same for an undo, which no full disk may stop.
+    pub fn note_stage(&self, name: &str, fresh: bool) {
+        let stage = self.stage_now(name, fresh);
+        self.note(|r| push(r, stage, fresh));
+    }
+
+    fn stage_now(&self, name: &str, fresh: bool) -> Stage {
         let now = Instant::now();
-        let mut run = self.lock().run;
-        if fresh || run.is_none() {
-            run = Some(now);
-            self.lock().run = run;
-        }
-        let at_us = micros(run.unwrap_or(now), now);
-        tracing::debug!(step = name, "stage begins");
-        self.update(|r| {
+        let run = {
+            let mut state = self.lock();
             if fresh {
-                r.stages.clear();
+                state.run = None;
             }
-            r.stages.push(Stage {
-                name: name.to_owned(),
-                at_us,
-                took_us: None,
-                error: None,
-            });
-        })
+            *state.run.get_or_insert(now)
+        };
+        tracing::debug!(step = name, "stage begins");
+        Stage {
+            name: name.to_owned(),
+            at_us: micros(run, now),
+            took_us: None,
+            error: None,
+        }
     }
 
     /// Ends the stage under way.
@@ -137,9 +165,24 @@ impl Journal {
     }
 
     /// Gives the directory up: removes the journal (and the directory, where nothing else is in it) and writes no more.
+    ///
+    /// A directory that was never taken is left as it is.
     pub fn close(&self) -> Result<()> {
+        let before = std::mem::replace(&mut self.lock().hold, Hold::Closed);
+        match before {
+            Hold::No => Ok(()),
+            Hold::Ours | Hold::Closed => remove(&self.shared.dir),
+        }
+    }
+
+    /// Takes back a request that was refused: nothing of it is left, on disk or in memory, and the next one may come.
+    pub fn discard(&self, before: Record) -> Result<()> {
         let mut state = self.lock();
-        state.closed = true;
+        state.record = before;
+        if state.hold != Hold::Ours {
+            return Ok(());
+        }
+        state.hold = Hold::No;
         remove(&self.shared.dir)
     }
 
@@ -160,23 +203,30 @@ impl Ledger for Journal {
     }
 
     fn forget(&self, id: &str) -> Result<()> {
-        self.update(|r| {
+        // On a full disk the old text stays: undoing a container that is gone does nothing, and one that cannot be
+        // deleted for want of space would be worse.
+        self.note(|r| {
             r.containers.remove(id);
-        })
+        });
+        Ok(())
     }
 }
 
 /// Makes the runtime directory of one sandbox, 0700, and its parents. Refuses a root that others could write to.
 pub fn make_dir(root: &Path, dir: &Path) -> Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .context(|| format!("make {}", dir.display()))?;
+    private_dirs(dir)?;
     for path in [root, dir] {
         check_owner(path)?;
     }
     Ok(())
+}
+
+fn private_dirs(dir: &Path) -> Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .context(|| format!("make {}", dir.display()))
 }
 
 /// A state directory must be ours alone: somebody else's could be exchanged under us.
@@ -275,6 +325,13 @@ pub fn blank(namespace: &str, id: &str) -> Record {
     }
 }
 
+fn push(record: &mut Record, stage: Stage, fresh: bool) {
+    if fresh {
+        record.stages.clear();
+    }
+    record.stages.push(stage);
+}
+
 fn micros(from: Instant, to: Instant) -> u64 {
     u64::try_from(to.saturating_duration_since(from).as_micros()).unwrap_or(u64::MAX)
 }
@@ -287,6 +344,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let journal = Journal::new(dir.path().join("p"), blank("default", "p"));
         make_dir(dir.path(), journal.dir()).unwrap();
+        journal.take();
         (dir, journal)
     }
 
@@ -321,6 +379,41 @@ mod tests {
         journal.close().unwrap();
         journal.note(|r| r.hostname = "late".into());
         assert!(!journal.dir().exists());
+    }
+
+    #[test]
+    fn a_directory_that_was_not_taken_is_left_as_it_is() {
+        let (_keep, journal) = journal();
+        journal.update(|r| r.hostname = "theirs".into()).unwrap();
+        let other = Journal::new(journal.dir().to_owned(), blank("default", "p"));
+        other.note(|r| r.hostname = "mine".into());
+        other.close().unwrap();
+        let record = crate::pod::record::read(journal.dir()).unwrap();
+        assert_eq!(record.hostname, "theirs");
+    }
+
+    #[test]
+    fn a_directory_that_was_wiped_comes_back_with_the_next_word() {
+        let (_keep, journal) = journal();
+        journal.update(|_| {}).unwrap();
+        fs::remove_dir_all(journal.dir()).unwrap();
+        journal.update(|r| r.hostname = "web".into()).unwrap();
+        let record = crate::pod::record::read(journal.dir()).unwrap();
+        assert_eq!(record.hostname, "web");
+    }
+
+    #[test]
+    fn a_refused_request_leaves_nothing_and_the_next_is_written() {
+        let (keep, journal) = journal();
+        let before = journal.read();
+        journal.update(|r| r.hostname = "bad".into()).unwrap();
+        journal.discard(before).unwrap();
+        assert!(!journal.dir().exists() && journal.read().hostname.is_empty());
+        make_dir(keep.path(), journal.dir()).unwrap();
+        journal.take();
+        journal.update(|r| r.hostname = "good".into()).unwrap();
+        let record = crate::pod::record::read(journal.dir()).unwrap();
+        assert_eq!(record.hostname, "good");
     }
 
     #[test]
