@@ -37,9 +37,11 @@ pub fn on_its_own(name: &str, body: impl AsyncFnOnce(&Kit)) {
         let path = |name: &str| dir.path().join(name);
         let plugin = fake::plugin(&path("bin"), "fake");
         cni::network("fake", vec![serde_json::json!({"type": "fake"})]).write_in(&path("conf"));
-        let mut config = Config::default();
-        config.runtime_root = path("run");
-        config.state_root = path("state");
+        let mut config = Config {
+            runtime_root: path("run"),
+            state_root: path("state"),
+            ..Config::default()
+        };
         config.cni.conf_dir = path("conf");
         config.cni.plugin_dirs = vec![path("bin")];
         config.cni.cache_dir = path("cache");
