@@ -11,7 +11,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use kit::{Kit, POD, on_its_own, request};
+use kit::{Kit, POD, on_its_own, on_the_host, request};
 use podvisor::error::Kind;
 use podvisor::pod::record::{self, State};
 use podvisor::process::Identity;
@@ -153,12 +153,13 @@ fn what_a_cut_off_journal_belonged_to_is_undone_before_the_id_is_used_again() {
         "what_a_cut_off_journal_belonged_to_is_undone_before_the_id_is_used_again",
         async |kit: &Kit| {
             let old = kit.pod("default");
-            old.create(request("none")).await.unwrap();
+            // On the host's network: the old pod lives on in this process and would clean up a network of its own, too.
+            old.create(on_the_host()).await.unwrap();
             let pid = old.start(POD, None).await.unwrap().pid;
             let infra = Identity::of(i32::try_from(pid).unwrap()).unwrap();
             fs::write(kit.state("default").join(record::FILE), "{").unwrap();
             let new = kit.pod("default");
-            new.create(request("none")).await.unwrap();
+            new.create(on_the_host()).await.unwrap();
             assert!(!infra.is_alive(), "the old infra process lives on");
             new.start(POD, None).await.unwrap();
             new.shutdown(POD).await.unwrap();

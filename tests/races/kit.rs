@@ -10,6 +10,7 @@ use podvisor::container::Events;
 use podvisor::pod::plan::{NETWORK_ANNOTATION, Request};
 use podvisor::pod::{Pod, PodOptions};
 use podvisor::process::Reaper;
+use podvisor::proto::cri::sandbox_config::NamespaceMode;
 use podvisor::spec::Spec;
 use protobuf::well_known_types::any::Any;
 
@@ -76,6 +77,23 @@ pub fn request(network: &str) -> Request {
         annotations: BTreeMap::from([(NETWORK_ANNOTATION.to_owned(), network.to_owned())]),
         ..Request::default()
     }
+}
+
+/// A pod on the host's network.
+pub fn on_the_host() -> Request {
+    let mut wanted = request("");
+    let linux = wanted
+        .config
+        .get_or_insert_default()
+        .linux
+        .mut_or_insert_default();
+    linux
+        .security_context
+        .mut_or_insert_default()
+        .namespace_options
+        .mut_or_insert_default()
+        .network = NamespaceMode::NODE.into();
+    wanted
 }
 
 struct Silent;
