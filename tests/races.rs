@@ -295,3 +295,28 @@ fn a_supervisor_leaves_even_when_its_journal_cannot_be_removed() {
         },
     );
 }
+
+#[test]
+fn a_request_held_on_a_parked_pod_is_answered_when_that_is_undone() {
+    on_its_own(
+        "a_request_held_on_a_parked_pod_is_answered_when_that_is_undone",
+        async |kit: &Kit| {
+            let pod = kit.pod("default");
+            kit.plugin.on("ADD", &[Act::Sleep(0.5)]);
+            pod.create(request("fake")).await.unwrap();
+            let gave_up = pod.start(POD, Some(Duration::from_millis(50))).await;
+            assert_eq!(gave_up.unwrap_err().kind(), Kind::Deadline);
+            let held = tokio::spawn({
+                let pod = pod.clone();
+                async move { pod.start(POD, Some(Duration::from_secs(600))).await }
+            });
+            kit.until(|| pod.record().state == State::Parked).await;
+            // It holds the pod for as long as it waits.
+            sleep(Duration::from_secs(1)).await;
+            assert!(!held.is_finished());
+            pod.shutdown(POD).await.unwrap();
+            let answer = timeout(BOUND, held).await.unwrap().unwrap();
+            assert_eq!(answer.unwrap_err().kind(), Kind::State);
+        },
+    );
+}

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::record::State;
 use super::{Phase, Pod, Started, gone, now_nanos};
@@ -146,7 +146,11 @@ impl Pod {
                     if self.config().parking.hold_waiters {
                         // An early error counts as a failure with the kubelet, which then bumps the attempt and
                         // leaves the parked pod behind.
-                        sleep_until(reply_at).await;
+                        let over = self.wait(id);
+                        if timeout_at(reply_at, over).await.is_ok() {
+                            // Stopped or undone meanwhile: holding on would lose the reply with the supervisor.
+                            return Err(self.stopped());
+                        }
                     }
                     Err(ready_for_the_next())
                 }
@@ -199,13 +203,7 @@ impl Pod {
                 let claim = Claim(job.claimant.clone());
                 Ok(Role::Claimant(job, claim))
             }
-            Phase::Down | Phase::Stopping | Phase::Stopped => Err(Error::new(
-                Kind::State,
-                format!(
-                    "start sandbox {}: it was stopped; remove it and create it anew",
-                    self.shared.options.group
-                ),
-            )),
+            Phase::Down | Phase::Stopping | Phase::Stopped => Err(self.stopped()),
             Phase::Empty | Phase::TaskOnly | Phase::Ending => Err(gone()),
         }
     }
@@ -232,6 +230,16 @@ impl Pod {
                 ))
             }
         }
+    }
+
+    fn stopped(&self) -> Error {
+        Error::new(
+            Kind::State,
+            format!(
+                "start sandbox {}: it was stopped; remove it and create it anew",
+                self.shared.options.group
+            ),
+        )
     }
 
     fn started(&self) -> Started {
