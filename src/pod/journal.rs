@@ -5,9 +5,9 @@
 //! survive a reboot is the network's own record, with fsync. Must never be written by two processes at once: whoever
 //! writes has seen that the supervisor of the record is gone.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
@@ -16,6 +16,7 @@ use crate::clock;
 use crate::container::{ContainerRecord, Ledger};
 use crate::error::{Context, Error, Kind, Result};
 use crate::pod::record::{FILE, Record, Stage};
+use crate::sys::dir::{check_private, make_private};
 
 /// Cheap to clone; all clones are one journal.
 #[derive(Clone, Debug)]
@@ -93,7 +94,7 @@ impl Journal {
         match write(&self.shared.dir, &state.record) {
             // A cleaner of temporary files took the directory away (FL-072): undo after a crash needs a record.
             Err(error) if error.is_gone() => {
-                private_dirs(&self.shared.dir)?;
+                make_private(&self.shared.dir)?;
                 write(&self.shared.dir, &state.record)
             }
             written => written,
@@ -214,38 +215,8 @@ impl Ledger for Journal {
 
 /// Makes the runtime directory of one sandbox, 0700, and its parents. Refuses a root that others could write to.
 pub fn make_dir(root: &Path, dir: &Path) -> Result<()> {
-    private_dirs(dir)?;
-    for path in [root, dir] {
-        check_owner(path)?;
-    }
-    Ok(())
-}
-
-fn private_dirs(dir: &Path) -> Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .context(|| format!("make {}", dir.display()))
-}
-
-/// A state directory must be ours alone: somebody else's could be exchanged under us.
-pub fn check_owner(dir: &Path) -> Result<()> {
-    let meta = fs::symlink_metadata(dir).context(|| format!("look at {}", dir.display()))?;
-    let own = nix::unistd::geteuid().as_raw();
-    let why = if !meta.is_dir() {
-        "it is no directory; move it away"
-    } else if meta.uid() != own {
-        "another user owns it; remove it or give it to root"
-    } else if meta.permissions().mode() & 0o022 != 0 {
-        "others can write to it; run `chmod 0700` on it"
-    } else {
-        return Ok(());
-    };
-    Err(Error::new(
-        Kind::Denied,
-        format!("use {}: {why}", dir.display()),
-    ))
+    make_private(dir)?;
+    [root, dir].into_iter().try_for_each(check_private)
 }
 
 /// Replaces the journal in `dir` whole.
@@ -414,12 +385,5 @@ mod tests {
         journal.update(|r| r.hostname = "good".into()).unwrap();
         let record = crate::pod::record::read(journal.dir()).unwrap();
         assert_eq!(record.hostname, "good");
-    }
-
-    #[test]
-    fn a_directory_that_others_can_write_to_is_refused() {
-        let (keep, _journal) = journal();
-        fs::set_permissions(keep.path(), fs::Permissions::from_mode(0o777)).unwrap();
-        assert_eq!(check_owner(keep.path()).unwrap_err().kind(), Kind::Denied);
     }
 }
