@@ -163,16 +163,13 @@ impl Pod {
         self.check_id(&request.id)?;
         let plan = Plan::new(self.config(), request)?;
         let digest = plan.digest()?;
+        // Before the queue: a retry must not wait behind the very creation that it comes to join.
+        if self.is_created(&digest)? {
+            return Ok(());
+        }
         let _work = self.shared.work.lock().await;
-        {
-            let inner = self.lock();
-            match inner.phase {
-                Phase::Empty => {}
-                Phase::TaskOnly => return Err(self.busy_with("containers without a sandbox")),
-                Phase::Ending => return Err(gone()),
-                _ if inner.digest == digest => return Ok(()),
-                _ => return Err(self.other_request(&inner.digest, &digest)),
-            }
+        if self.is_created(&digest)? {
+            return Ok(());
         }
         self.take_directory().await?;
         self.prepare(&plan, &digest)?;
@@ -216,6 +213,18 @@ impl Pod {
             }
         };
         self.shared.containers.create(request).await
+    }
+
+    /// True when this request made the sandbox, or another one did the same; an error when another one did otherwise.
+    fn is_created(&self, digest: &str) -> Result<bool> {
+        let inner = self.lock();
+        match inner.phase {
+            Phase::Empty => Ok(false),
+            Phase::TaskOnly => Err(self.busy_with("containers without a sandbox")),
+            Phase::Ending => Err(gone()),
+            _ if inner.digest == digest => Ok(true),
+            _ => Err(self.other_request(&inner.digest, digest)),
+        }
     }
 
     /// WaitSandbox: exit status and time of the infra process.
