@@ -23,9 +23,13 @@ use crate::infra::PodFiles;
 use crate::mount;
 use crate::network::{self, NetworkRecord, netns};
 use crate::process::Reaper;
+use crate::sys::socket::is_live;
 
 /// An exit status that nobody recorded: explicit, never an invented 0.
 const UNKNOWN: u32 = 255;
+
+/// How long a plugin's process may take to end after SIGKILL.
+const PLUGIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// What `delete` answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -88,6 +92,10 @@ async fn rescue_pod(
         }
     }
     let (namespace, id) = (record.namespace.clone(), record.id.clone());
+    if record.network.ours {
+        let supervisor = record.supervisor.map(|s| s.pid);
+        kill_plugins(config, &namespace, &id, supervisor).await?;
+    }
     let journal = Journal::new(dir.to_owned(), record);
     let report = teardown::undo(
         config,
@@ -179,6 +187,7 @@ async fn undo_network(
     budget: Duration,
 ) -> Result<()> {
     let disk = NetworkRecord::at(config, namespace, id);
+    kill_plugins(config, namespace, id, None).await?;
     if disk.owes_del() {
         network::del(config, reaper, &disk, config.del_timeout().min(budget))
             .await
@@ -186,6 +195,17 @@ async fn undo_network(
     }
     netns::unpin(&netns::path(config, namespace, id))?;
     disk.remove()
+}
+
+/// What is left of a plugin that was at work when the supervisor was killed must not work on beside the DEL.
+async fn kill_plugins(
+    config: &Config,
+    namespace: &str,
+    id: &str,
+    supervisor: Option<i32>,
+) -> Result<()> {
+    let netns = netns::path(config, namespace, id);
+    network::kill_orphans(id, &netns, supervisor, PLUGIN_LIMIT).await
 }
 
 fn refuse_supervised(record: &Record) -> Result<()> {
@@ -290,14 +310,17 @@ async fn lock(dir: &Path, budget: Duration) -> Result<Flock<OwnedFd>> {
     }
 }
 
-/// The socket file of a supervisor that was killed. Nobody listens: its process is known to be gone.
+/// The socket file of a supervisor that was killed. A new one of the same id has its own at the same path: who listens
+/// there is left alone.
 fn remove_socket(record: &Record) {
     if let Some(path) = record
         .address
         .strip_prefix("unix://")
         .filter(|p| p.starts_with('/'))
     {
-        let _ = fs::remove_file(path);
+        if !is_live(Path::new(path)) {
+            let _ = fs::remove_file(path);
+        }
     }
 }
 

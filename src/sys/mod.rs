@@ -14,4 +14,5 @@ pub mod mountinfo;
 pub mod netns;
 pub mod process;
 pub mod sched_core;
+pub mod socket;
 pub mod thread_ns;
