@@ -169,6 +169,7 @@ async fn salvage(
     group.kill_all(Duration::from_secs(5)).await?;
     for bundle in directories(&dir.join("bundles")) {
         mount::unmount_tree(&bundle)?;
+        remove_runtime_state(config, namespace, &bundle)?;
     }
     group.remove(Duration::from_secs(5)).await?;
     Group::new(&layout, &config.cgroup_parent)?.remove_if_empty();
@@ -176,6 +177,21 @@ async fn salvage(
     undo_network(config, reaper, namespace, id, budget).await?;
     journal::remove(&dir)?;
     Ok(unknown(0))
+}
+
+/// What the OCI runtime knows of a container the command made. Which runtime is not known, but nothing of the container
+/// lives any more, and its directory is called as its bundle is.
+fn remove_runtime_state(config: &Config, namespace: &str, bundle: &Path) -> Result<()> {
+    let Some(id) = bundle.file_name() else {
+        return Ok(());
+    };
+    let state = config.oci_root().join(namespace).join(id);
+    match fs::remove_dir_all(&state) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io(format!("remove {}", state.display()), e))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// DEL where the record on disk owes one, then the netns by its name.
