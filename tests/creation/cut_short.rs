@@ -13,10 +13,7 @@ use crate::support::{Snapshot, podvisor, sandboxed};
 /// A pod whose ADD does not end, not even for SIGTERM, and the plugin's pid.
 fn hanging(id: &str) -> (Fake, Snapshot, Pod, i32) {
     let plugin = rig::fake_network();
-    plugin.on(
-        "ADD",
-        &[Act::IgnoreTerm, Act::Sleep(300.0)],
-    );
+    plugin.on("ADD", &[Act::IgnoreTerm, Act::Sleep(300.0)]);
     let before = Snapshot::take();
     let pod = Pod::create(id);
     let error = pod
