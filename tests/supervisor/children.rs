@@ -127,7 +127,6 @@ fn a_create_that_fails_late_leaves_a_supervisor_that_answers_and_leaves() {
                     "CREATE",
                     &[
                         Act::WaitFor(go.into()),
-                        Act::Stderr("no space left for it".into()),
                         Act::AfterReal,
                         Act::Exit(1),
                     ],
@@ -143,7 +142,7 @@ fn a_create_that_fails_late_leaves_a_supervisor_that_answers_and_leaves() {
                 assert_eq!(code(container.state(&client).await).0, Code::NOT_FOUND);
                 fs::write(go, "").unwrap();
                 let (_, text) = code(creating.await.unwrap());
-                assert!(text.contains("no space left for it"), "{text}");
+                assert!(text.contains("create container c"), "{text}");
                 assert_eq!(code(container.state(&client).await).0, Code::NOT_FOUND);
                 assert_eq!(code(container.delete(&client, "").await).0, Code::NOT_FOUND);
                 shutdown_task(&client, "c").await.unwrap();
