@@ -7,9 +7,8 @@
 )]
 
 #[path = "launch/daemon.rs"]
-#[allow(dead_code, reason = "other tests use the rest of it")]
 mod daemon;
-#[path = "supervisor/kit.rs"]
+#[path = "pod/kit.rs"]
 #[allow(dead_code, reason = "other tests use the rest of it")]
 mod kit;
 mod support;
