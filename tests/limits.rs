@@ -50,12 +50,23 @@ fn a_pod_with_a_long_name_gets_a_hostname_that_fits() {
                 let client = pod.connect().await;
                 let infra = pod.up(&client, &config(name)).await;
                 let uts = format!("--uts=/proc/{infra}/ns/uts");
-                let told = run_with(Command::new("nsenter").args([&uts, "hostname"]), None, BOUND).ok();
+                let told = run_with(
+                    Command::new("nsenter").args([&uts, "hostname"]),
+                    None,
+                    BOUND,
+                )
+                .ok();
                 let hostname = told.stdout.trim();
                 assert!(!hostname.is_empty() && hostname.len() <= 63, "{hostname}");
                 assert!(name.starts_with(hostname), "{hostname}");
-                assert!(hostname.ends_with(|c: char| c.is_ascii_alphanumeric()), "{hostname}");
-                assert!(hostname.len() >= 60, "no more is cut than must be: {hostname}");
+                assert!(
+                    hostname.ends_with(|c: char| c.is_ascii_alphanumeric()),
+                    "{hostname}"
+                );
+                assert!(
+                    hostname.len() >= 60,
+                    "no more is cut than must be: {hostname}"
+                );
                 pod.shut(&client).await;
             }
         });
@@ -66,50 +77,59 @@ fn a_pod_with_a_long_name_gets_a_hostname_that_fits() {
 /// FL-086b: the workload's limit of open files is its spec's, or ours; never what the supervisor was started with.
 #[test]
 fn a_workload_does_not_inherit_the_limit_of_open_files() {
-    sandboxed("a_workload_does_not_inherit_the_limit_of_open_files", || {
-        let before = Snapshot::take();
-        on(async {
-            let bundle = Bundle::new("p");
-            // As high as this machine allows.
-            let script = format!(
-                "for n in 1000000000 1073741816 $(cat /proc/sys/fs/nr_open) 1048576 $(ulimit -Hn); do \
+    sandboxed(
+        "a_workload_does_not_inherit_the_limit_of_open_files",
+        || {
+            let before = Snapshot::take();
+            on(async {
+                let bundle = Bundle::new("p");
+                // As high as this machine allows.
+                let script = format!(
+                    "for n in 1000000000 1073741816 $(cat /proc/sys/fs/nr_open) 1048576 $(ulimit -Hn); do \
                  ulimit -n $n 2>/dev/null && break; done; ulimit -Hn >/run/highest; exec {SHIM} -namespace test \
                  -id p -address {} -publish-binary /bin/true start",
-                daemon::ADDRESS
-            );
-            let mut command = Command::new("bash");
-            command.args(["-c", &script]).current_dir(&bundle.dir);
-            let socket = path_of(&run_with(&mut command, None, BOUND).ok().stdout);
-            let highest = std::fs::read_to_string("/run/highest").unwrap();
-            println!("started with {highest}");
-            let pod = Pod {
-                id: "p".into(),
-                bundle,
-                socket,
-                pid: daemon::supervisor(),
-            };
-            let client = pod.connect().await;
-            pod.up(&client, &config("p")).await;
-            let script = "ulimit -Sn; ulimit -Hn; echo said; exec sleep 1000";
-            let of_spec = Container::new("of-spec", script, |spec| {
-                spec["process"]["rlimits"] =
-                    serde_json::json!([{"type": "RLIMIT_NOFILE", "soft": 2000, "hard": 3000}]);
+                    daemon::ADDRESS
+                );
+                let mut command = Command::new("bash");
+                command.args(["-c", &script]).current_dir(&bundle.dir);
+                let socket = path_of(&run_with(&mut command, None, BOUND).ok().stdout);
+                let highest = std::fs::read_to_string("/run/highest").unwrap();
+                println!("started with {highest}");
+                let pod = Pod {
+                    id: "p".into(),
+                    bundle,
+                    socket,
+                    pid: daemon::supervisor(),
+                };
+                let client = pod.connect().await;
+                pod.up(&client, &config("p")).await;
+                let script = "ulimit -Sn; ulimit -Hn; echo said; exec sleep 1000";
+                let of_spec = Container::new("of-spec", script, |spec| {
+                    spec["process"]["rlimits"] =
+                        serde_json::json!([{"type": "RLIMIT_NOFILE", "soft": 2000, "hard": 3000}]);
+                });
+                let of_none = Container::new("of-none", script, |_| ());
+                for (container, soft, hard) in [(&of_spec, 2000, 3000), (&of_none, 1024, 1_048_576)]
+                {
+                    container.run(&client).await;
+                    container.says("said");
+                    let said = container.printed("");
+                    let limits: Vec<u64> =
+                        said.lines().take(2).map(|l| l.parse().unwrap()).collect();
+                    assert_eq!(limits[0], soft, "{said}");
+                    assert_eq!(
+                        limits[1],
+                        hard.min(highest.trim().parse().unwrap_or(hard)),
+                        "{said}"
+                    );
+                    container.remove(&client).await;
+                }
+                pod.shut(&client).await;
             });
-            let of_none = Container::new("of-none", script, |_| ());
-            for (container, soft, hard) in [(&of_spec, 2000, 3000), (&of_none, 1024, 1_048_576)] {
-                container.run(&client).await;
-                container.says("said");
-                let said = container.printed("");
-                let limits: Vec<u64> = said.lines().take(2).map(|l| l.parse().unwrap()).collect();
-                assert_eq!(limits[0], soft, "{said}");
-                assert_eq!(limits[1], hard.min(highest.trim().parse().unwrap_or(hard)), "{said}");
-                container.remove(&client).await;
-            }
-            pod.shut(&client).await;
-        });
-        std::fs::remove_file("/run/highest").unwrap();
-        before.assert_unchanged();
-    });
+            std::fs::remove_file("/run/highest").unwrap();
+            before.assert_unchanged();
+        },
+    );
 }
 
 /// FL-086f, checklist 70: however the infra process ends, the pod is not ready and its network is given back.
@@ -123,9 +143,13 @@ fn the_end_of_the_infra_process_is_the_same_whatever_ended_it() {
             let before = Snapshot::take();
             on(async {
                 // TERM and INT are asked of the program, which then exits 0.
-                for (n, (how, exit)) in [(Signal::SIGTERM, 0), (Signal::SIGKILL, 137), (Signal::SIGINT, 0)]
-                    .into_iter()
-                    .enumerate()
+                for (n, (how, exit)) in [
+                    (Signal::SIGTERM, 0),
+                    (Signal::SIGKILL, 137),
+                    (Signal::SIGINT, 0),
+                ]
+                .into_iter()
+                .enumerate()
                 {
                     let pod = Pod::launch(&format!("p{n}"));
                     let client = pod.connect().await;
@@ -149,13 +173,21 @@ fn the_end_of_the_infra_process_is_the_same_whatever_ended_it() {
                     // The clean-up is the pod's own; nobody asked.
                     assert_eq!(container.wait(&client, "").await.unwrap(), 137);
                     eventually(BOUND, "the network is given back", || {
-                        (net.count("DEL") == n + 1 && !Path::new("/run/podvisor/netns").join("x").exists())
-                            .then_some(())
+                        (net.count("DEL") == n + 1
+                            && !Path::new("/run/podvisor/netns").join("x").exists())
+                        .then_some(())
                     });
-                    assert_eq!(code(start(&client, &pod.id).await).0, Code::FAILED_PRECONDITION);
+                    assert_eq!(
+                        code(start(&client, &pod.id).await).0,
+                        Code::FAILED_PRECONDITION
+                    );
                     stop(&client, &pod.id, 0).await.unwrap();
                     pod.shut(&client).await;
-                    assert_eq!((net.count("ADD"), net.count("DEL")), (n + 1, n + 1), "{how}");
+                    assert_eq!(
+                        (net.count("ADD"), net.count("DEL")),
+                        (n + 1, n + 1),
+                        "{how}"
+                    );
                 }
                 assert_eq!(shims(), [0_i32; 0]);
             });
