@@ -12,11 +12,11 @@ mod support;
 
 #[path = "pod/children.rs"]
 mod children;
+#[path = "pod/ending.rs"]
+mod ending;
 #[path = "pod/kit.rs"]
 #[allow(dead_code, reason = "other tests use the rest of it")]
 mod kit;
-#[path = "pod/ending.rs"]
-mod ending;
 #[path = "pod/robust.rs"]
 mod robust;
 #[path = "pod/sandbox.rs"]

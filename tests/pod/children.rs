@@ -125,11 +125,7 @@ fn a_create_that_fails_late_leaves_a_supervisor_that_answers_and_leaves() {
                 let go = Path::new("/run/go");
                 fake.on(
                     "CREATE",
-                    &[
-                        Act::WaitFor(go.into()),
-                        Act::AfterReal,
-                        Act::Exit(1),
-                    ],
+                    &[Act::WaitFor(go.into()), Act::AfterReal, Act::Exit(1)],
                 );
                 let creating = {
                     let (client, request) = (client.clone(), container.request_of(&fake.path));
@@ -188,30 +184,38 @@ fn a_pod_whose_container_fails_late_stops_and_shuts_down() {
 /// FL-069: what a workload in a shared pid namespace abandons is the supervisor's, and is reaped.
 #[test]
 fn a_hundred_adopted_orphans_leave_no_zombie() {
-    sandboxed("children::a_hundred_adopted_orphans_leave_no_zombie", || {
-        let before = Snapshot::take();
-        on(async {
-            let pod = Pod::launch("c");
-            let client = pod.connect().await;
-            let script = "for i in $(seq 100); do (sleep 1 &); done; echo forked; exec sleep 1000";
-            let container = Container::new("c", script, without(&["pid"]));
-            let init = container.run(&client).await;
-            container.says("forked");
-            let adopted = || {
-                children(pod.pid)
-                    .into_iter()
-                    .filter(|(pid, _)| *pid != init)
-                    .collect::<Vec<_>>()
-            };
-            eventually(BOUND, "they are adopted", || (!adopted().is_empty()).then_some(()));
-            eventually(BOUND, "they are reaped", || adopted().is_empty().then_some(()));
-            assert!(Path::new(&format!("/proc/{init}")).exists());
-            container.remove(&client).await;
-            shutdown_task(&client, "c").await.unwrap();
-            pod.left();
-        });
-        before.assert_unchanged();
-    });
+    sandboxed(
+        "children::a_hundred_adopted_orphans_leave_no_zombie",
+        || {
+            let before = Snapshot::take();
+            on(async {
+                let pod = Pod::launch("c");
+                let client = pod.connect().await;
+                let script =
+                    "for i in $(seq 100); do (sleep 1 &); done; echo forked; exec sleep 1000";
+                let container = Container::new("c", script, without(&["pid"]));
+                let init = container.run(&client).await;
+                container.says("forked");
+                let adopted = || {
+                    children(pod.pid)
+                        .into_iter()
+                        .filter(|(pid, _)| *pid != init)
+                        .collect::<Vec<_>>()
+                };
+                eventually(BOUND, "they are adopted", || {
+                    (!adopted().is_empty()).then_some(())
+                });
+                eventually(BOUND, "they are reaped", || {
+                    adopted().is_empty().then_some(())
+                });
+                assert!(Path::new(&format!("/proc/{init}")).exists());
+                container.remove(&client).await;
+                shutdown_task(&client, "c").await.unwrap();
+                pod.left();
+            });
+            before.assert_unchanged();
+        },
+    );
 }
 
 /// Pid and state of the children of `parent`.
@@ -232,7 +236,12 @@ fn children(parent: i32) -> Vec<(i32, char)> {
 /// User and system time.
 fn cpu_ticks(pid: i32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 

@@ -18,27 +18,33 @@ use crate::support::{Snapshot, cni, fake, sandboxed};
 /// Checklist 73: containerd sends this after the last container of a pod that lives on.
 #[test]
 fn a_task_shutdown_does_not_end_a_live_sandbox() {
-    sandboxed("ending::a_task_shutdown_does_not_end_a_live_sandbox", || {
-        let before = Snapshot::take();
-        on(async {
-            let pod = Pod::launch("p");
-            let client = pod.connect().await;
-            let infra = pod.up(&client, &config("p")).await;
-            let container = Container::new("c", "exec sleep 1000", |_| ());
-            container.run(&client).await;
-            shutdown_task(&client, "c").await.unwrap();
-            assert_eq!(container.state(&client).await.unwrap().id, "c");
-            container.remove(&client).await;
-            shutdown_task(&client, "c").await.unwrap();
-            shutdown_task_v2(&pod, "c").await;
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            let status = status(&client, "p").await.unwrap();
-            assert_eq!((status.state.as_str(), status.pid), ("SANDBOX_READY", infra.cast_unsigned()));
-            assert!(Path::new(&format!("/proc/{infra}")).exists());
-            pod.shut(&client).await;
-        });
-        before.assert_unchanged();
-    });
+    sandboxed(
+        "ending::a_task_shutdown_does_not_end_a_live_sandbox",
+        || {
+            let before = Snapshot::take();
+            on(async {
+                let pod = Pod::launch("p");
+                let client = pod.connect().await;
+                let infra = pod.up(&client, &config("p")).await;
+                let container = Container::new("c", "exec sleep 1000", |_| ());
+                container.run(&client).await;
+                shutdown_task(&client, "c").await.unwrap();
+                assert_eq!(container.state(&client).await.unwrap().id, "c");
+                container.remove(&client).await;
+                shutdown_task(&client, "c").await.unwrap();
+                shutdown_task_v2(&pod, "c").await;
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                let status = status(&client, "p").await.unwrap();
+                assert_eq!(
+                    (status.state.as_str(), status.pid),
+                    ("SANDBOX_READY", infra.cast_unsigned())
+                );
+                assert!(Path::new(&format!("/proc/{infra}")).exists());
+                pod.shut(&client).await;
+            });
+            before.assert_unchanged();
+        },
+    );
 }
 
 /// Checklist 31: how containerd gets rid of a sandbox it has no record of.
@@ -52,7 +58,9 @@ fn a_task_shutdown_of_the_sandbox_itself_tears_it_down() {
                 let pod = Pod::launch("p");
                 let client = pod.connect().await;
                 let infra = pod.up(&client, &config("p")).await;
-                Container::new("c", "exec sleep 1000", |_| ()).run(&client).await;
+                Container::new("c", "exec sleep 1000", |_| ())
+                    .run(&client)
+                    .await;
                 shutdown_task(&client, "p").await.unwrap();
                 pod.left();
                 assert!(!Path::new(&format!("/proc/{infra}")).exists());
@@ -69,7 +77,8 @@ fn a_shutdown_is_always_answered_before_the_process_ends() {
         "ending::a_shutdown_is_always_answered_before_the_process_ends",
         || {
             cni::network("broken", vec![serde_json::json!({"type": "broken"})]).write();
-            fake::plugin(Path::new(cni::PLUGINS), "broken").on("ADD", &[fake::Act::Exit(1)]);
+            let broken = fake::plugin(Path::new(cni::PLUGINS), "broken");
+            broken.on("ADD", &[fake::Act::Exit(1)]);
             let before = Snapshot::take();
             on(async {
                 for round in 0..12 {
@@ -80,10 +89,11 @@ fn a_shutdown_is_always_answered_before_the_process_ends() {
                         0 => {}
                         // After a CreateSandbox that fails.
                         1 => {
-                            config.metadata.as_mut().unwrap().name = "p".into();
                             config.linux.mut_or_insert_default().sysctls =
                                 [("kernel.panic".into(), "1".into())].into();
-                            create(&client, &pod.request(Some(&config))).await.unwrap_err();
+                            create(&client, &pod.request(Some(&config)))
+                                .await
+                                .unwrap_err();
                         }
                         2 => create(&client, &pod.request(Some(&config))).await.unwrap(),
                         // After a StartSandbox that fails.

@@ -46,7 +46,10 @@ impl Pod {
     pub fn of(bundle: Bundle) -> Self {
         let before = shims();
         let socket = bundle.address();
-        let new: Vec<i32> = shims().into_iter().filter(|p| !before.contains(p)).collect();
+        let new: Vec<i32> = shims()
+            .into_iter()
+            .filter(|p| !before.contains(p))
+            .collect();
         assert_eq!(new.len(), 1, "{new:?}");
         Self {
             id: bundle.id.clone(),
@@ -57,7 +60,9 @@ impl Pod {
     }
 
     pub async fn connect(&self) -> Client {
-        Client::connect(self.socket.to_str().unwrap()).await.unwrap()
+        Client::connect(self.socket.to_str().unwrap())
+            .await
+            .unwrap()
     }
 
     /// CreateSandbox with these options.

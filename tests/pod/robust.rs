@@ -46,7 +46,13 @@ fn calls_to_a_stopped_supervisor_end_at_their_deadline_and_later_ones_work() {
                         .await
                 };
                 let fresh = pod.connect().await;
-                let both = async { tokio::join!(call(client.clone()), call(client.clone()), call(fresh.clone())) };
+                let both = async {
+                    tokio::join!(
+                        call(client.clone()),
+                        call(client.clone()),
+                        call(fresh.clone())
+                    )
+                };
                 let (one, two, three) = timeout(BOUND, both).await.expect("they return");
                 for result in [one, two, three] {
                     assert_eq!(kind_of(result.unwrap_err()), Kind::Deadline);
@@ -69,30 +75,37 @@ fn calls_to_a_stopped_supervisor_end_at_their_deadline_and_later_ones_work() {
 /// FL-083 b.
 #[test]
 fn many_large_replies_on_one_connection_all_arrive() {
-    sandboxed("robust::many_large_replies_on_one_connection_all_arrive", || {
-        let before = Snapshot::take();
-        on(async {
-            let pod = Pod::launch("p");
-            let client = pod.connect().await;
-            let mut config = config("p");
-            // The verbose status tells them twice.
-            config.labels = HashMap::from([("l".into(), "l".repeat(512 << 10))]);
-            config.annotations.insert("a".into(), "a".repeat(384 << 10));
-            pod.up(&client, &config).await;
-            let calls: Vec<_> = (0..64)
-                .map(|_| {
-                    let client = client.clone();
-                    tokio::spawn(async move { status(&client, "p").await })
-                })
-                .collect();
-            for call in calls {
-                let answer = timeout(BOUND * 2, call).await.expect("an answer").unwrap().unwrap();
-                assert!(answer.info["info"].len() > 1 << 20);
-            }
-            pod.shut(&client).await;
-        });
-        before.assert_unchanged();
-    });
+    sandboxed(
+        "robust::many_large_replies_on_one_connection_all_arrive",
+        || {
+            let before = Snapshot::take();
+            on(async {
+                let pod = Pod::launch("p");
+                let client = pod.connect().await;
+                let mut config = config("p");
+                // The verbose status tells them twice.
+                config.labels = HashMap::from([("l".into(), "l".repeat(512 << 10))]);
+                config.annotations.insert("a".into(), "a".repeat(384 << 10));
+                pod.up(&client, &config).await;
+                let calls: Vec<_> = (0..64)
+                    .map(|_| {
+                        let client = client.clone();
+                        tokio::spawn(async move { status(&client, "p").await })
+                    })
+                    .collect();
+                for call in calls {
+                    let answer = timeout(BOUND * 2, call)
+                        .await
+                        .expect("an answer")
+                        .unwrap()
+                        .unwrap();
+                    assert!(answer.info["info"].len() > 1 << 20);
+                }
+                pod.shut(&client).await;
+            });
+            before.assert_unchanged();
+        },
+    );
 }
 
 /// FL-083 c.
@@ -166,7 +179,11 @@ fn a_call_to_a_supervisor_that_is_killed_fails_as_closed() {
                 };
                 sleep(Duration::from_millis(100)).await;
                 signal(pod.pid, Signal::SIGKILL);
-                let error = timeout(BOUND, waiting).await.expect("an error").unwrap().unwrap_err();
+                let error = timeout(BOUND, waiting)
+                    .await
+                    .expect("an error")
+                    .unwrap()
+                    .unwrap_err();
                 assert_eq!(kind_of(error), Kind::Gone);
                 let again = client
                     .sandbox()

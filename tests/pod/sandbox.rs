@@ -29,7 +29,11 @@ fn a_pod_lives_through_all_its_states() {
             create(&client, &pod.request(Some(&config))).await.unwrap();
             let created = status(&client, "p").await.unwrap();
             assert_eq!(
-                (created.sandbox_id.as_str(), created.state.as_str(), created.pid),
+                (
+                    created.sandbox_id.as_str(),
+                    created.state.as_str(),
+                    created.pid
+                ),
                 ("p", "SANDBOX_NOTREADY", 0)
             );
             let started = start(&client, "p").await.unwrap();
@@ -50,7 +54,11 @@ fn a_pod_lives_through_all_its_states() {
                 sandbox_id: "p".into(),
                 ..Default::default()
             };
-            let brief = client.sandbox().sandbox_status(soon(), &brief).await.unwrap();
+            let brief = client
+                .sandbox()
+                .sandbox_status(soon(), &brief)
+                .await
+                .unwrap();
             assert!(brief.info.is_empty() && brief.pid == started.pid);
             check_platform_and_ping(&client, "p").await;
             check_metrics(&client, "p").await;
@@ -72,10 +80,17 @@ fn a_pod_lives_through_all_its_states() {
             assert_eq!(after.exit_status, 137);
             let stopped = status(&client, "p").await.unwrap();
             assert_eq!(
-                (stopped.sandbox_id.as_str(), stopped.state.as_str(), stopped.pid),
+                (
+                    stopped.sandbox_id.as_str(),
+                    stopped.state.as_str(),
+                    stopped.pid
+                ),
                 ("p", "SANDBOX_NOTREADY", started.pid)
             );
-            assert_eq!((stopped.created_at, stopped.exited_at), (ready.created_at, after.exited_at));
+            assert_eq!(
+                (stopped.created_at, stopped.exited_at),
+                (ready.created_at, after.exited_at)
+            );
             stop(&client, "p", 3).await.unwrap();
             assert_eq!(code(start(&client, "p").await).0, Code::FAILED_PRECONDITION);
             pod.shut(&client).await;
@@ -98,10 +113,15 @@ fn an_id_belongs_to_one_request_and_unknown_ids_are_not_found() {
                 unknown_without_a_sandbox(&client, "p").await;
                 unknown_everywhere(&client, "other").await;
                 let infra = pod.up(&client, &config("p")).await;
-                create(&client, &pod.request(Some(&config("p")))).await.unwrap();
+                create(&client, &pod.request(Some(&config("p"))))
+                    .await
+                    .unwrap();
                 let other = code(create(&client, &pod.request(Some(&config("q")))).await);
                 assert_eq!(other.0, Code::ALREADY_EXISTS, "{}", other.1);
-                assert_eq!(start(&client, "p").await.unwrap().pid, infra.cast_unsigned());
+                assert_eq!(
+                    start(&client, "p").await.unwrap().pid,
+                    infra.cast_unsigned()
+                );
                 unknown_everywhere(&client, "other").await;
                 let mut request = pod.request(Some(&config("p")));
                 request.sandbox_id = "other".into();
@@ -109,7 +129,10 @@ fn an_id_belongs_to_one_request_and_unknown_ids_are_not_found() {
                 assert_eq!(code(shutdown(&client, "other").await).0, Code::NOT_FOUND);
                 for id in ["", "..", "a/b", "-rf", "a\nb"] {
                     request.sandbox_id = id.into();
-                    assert_eq!(code(create(&client, &request).await).0, Code::INVALID_ARGUMENT);
+                    assert_eq!(
+                        code(create(&client, &request).await).0,
+                        Code::INVALID_ARGUMENT
+                    );
                     assert_eq!(code(status(&client, id).await).0, Code::INVALID_ARGUMENT);
                     assert_eq!(code(shutdown(&client, id).await).0, Code::INVALID_ARGUMENT);
                 }
@@ -146,12 +169,18 @@ fn a_pod_is_made_of_the_spec_in_its_bundle() {
             .into();
             create(&client, &request).await.unwrap();
             let infra = start(&client, "p").await.unwrap().pid;
-            assert_eq!(namespaces(infra), [("net", true), ("uts", true), ("ipc", false), ("pid", false)]);
+            assert_eq!(
+                namespaces(infra),
+                [("net", true), ("uts", true), ("ipc", false), ("pid", false)]
+            );
             let info: Value =
                 serde_json::from_str(&status(&client, "p").await.unwrap().info["info"]).unwrap();
             assert_eq!(info["runtimeSpec"]["hostname"], "of-the-spec");
             assert_eq!(info["runtimeSpec"]["annotations"]["who"], "me");
-            assert_eq!(info["cniResult"]["Interfaces"]["eth0"]["IPConfigs"][0]["IP"], "10.99.0.2");
+            assert_eq!(
+                info["cniResult"]["Interfaces"]["eth0"]["IPConfigs"][0]["IP"],
+                "10.99.0.2"
+            );
             assert_eq!(net.count("ADD"), 1);
             check_metrics(&client, "p").await;
             pod.shut(&client).await;
@@ -172,7 +201,10 @@ fn a_pod_is_made_of_nothing_but_an_id() {
             let client = pod.connect().await;
             create(&client, &pod.request(None)).await.unwrap();
             let infra = start(&client, "p").await.unwrap().pid;
-            assert_eq!(namespaces(infra), [("net", true), ("uts", true), ("ipc", true), ("pid", true)]);
+            assert_eq!(
+                namespaces(infra),
+                [("net", true), ("uts", true), ("ipc", true), ("pid", true)]
+            );
             let ready = status(&client, "p").await.unwrap();
             check_info(&ready.info["info"], infra);
             check_metrics(&client, "p").await;
@@ -195,8 +227,16 @@ fn a_stop_ends_the_containers_too() {
             let pod = Pod::launch("p");
             let client = pod.connect().await;
             pod.up(&client, &config("p")).await;
-            let polite = Container::new("polite", "trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done", |_| ());
-            let deaf = Container::new("deaf", "trap '' TERM; echo ready; while :; do sleep 0.05; done", |_| ());
+            let polite = Container::new(
+                "polite",
+                "trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done",
+                |_| (),
+            );
+            let deaf = Container::new(
+                "deaf",
+                "trap '' TERM; echo ready; while :; do sleep 0.05; done",
+                |_| (),
+            );
             let pids = [polite.run(&client).await, deaf.run(&client).await];
             polite.says("ready");
             deaf.says("ready");
@@ -256,7 +296,10 @@ fn with_network() -> fake::Fake {
 /// The shape that CRI decodes: a wrong type makes PodSandboxStatus fail.
 fn check_info(text: &str, pid: u32) {
     let info: Value = serde_json::from_str(text).unwrap();
-    assert_eq!((&info["pid"], &info["processStatus"]), (&pid.into(), &"running".into()));
+    assert_eq!(
+        (&info["pid"], &info["processStatus"]),
+        (&pid.into(), &"running".into())
+    );
     assert_eq!(info["netNamespaceClosed"], false);
     assert_eq!(info["runtimeType"], "io.containerd.podvisor.v1");
     assert!(info["config"]["metadata"]["name"].is_string());
@@ -286,17 +329,28 @@ fn check_spec(spec: &Value, pid: u32) {
 }
 
 async fn check_platform_and_ping(client: &Client, id: &str) {
-    let platform = client.sandbox().platform(soon(), &platform_of(id)).await.unwrap();
+    let platform = client
+        .sandbox()
+        .platform(soon(), &platform_of(id))
+        .await
+        .unwrap();
     let go = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
     };
     assert_eq!(
-        (platform.platform.os.as_str(), platform.platform.architecture.as_str()),
+        (
+            platform.platform.os.as_str(),
+            platform.platform.architecture.as_str()
+        ),
         ("linux", go)
     );
-    client.sandbox().ping_sandbox(soon(), &ping_of(id)).await.unwrap();
+    client
+        .sandbox()
+        .ping_sandbox(soon(), &ping_of(id))
+        .await
+        .unwrap();
 }
 
 /// The pod's own cgroup, read now: the memory of its processes shows there.
@@ -306,14 +360,24 @@ async fn check_metrics(client: &Client, id: &str) {
         sandbox_id: id.into(),
         ..Default::default()
     };
-    let metric = client.sandbox().sandbox_metrics(soon(), &request).await.unwrap().metrics.unwrap();
+    let metric = client
+        .sandbox()
+        .sandbox_metrics(soon(), &request)
+        .await
+        .unwrap()
+        .metrics
+        .unwrap();
     assert_eq!(metric.id, id);
     assert!(system_time(&metric.timestamp).unwrap() + Duration::from_secs(1) >= began);
     let data = &metric.data;
     let pids = match data.type_url.as_str() {
         any::CGROUP1_METRICS => {
             let of: MetricsV1 = any::unpack(data, any::CGROUP1_METRICS).unwrap().unwrap();
-            of.memory.usage.is_some().then_some(of.pids.current).unwrap()
+            of.memory
+                .usage
+                .is_some()
+                .then_some(of.pids.current)
+                .unwrap()
         }
         any::CGROUP2_METRICS => {
             let of: MetricsV2 = any::unpack(data, any::CGROUP2_METRICS).unwrap().unwrap();
@@ -360,7 +424,11 @@ async fn metrics(client: &Client, id: &str) -> ttrpc::Result<()> {
         sandbox_id: id.into(),
         ..Default::default()
     };
-    client.sandbox().sandbox_metrics(soon(), &request).await.map(drop)
+    client
+        .sandbox()
+        .sandbox_metrics(soon(), &request)
+        .await
+        .map(drop)
 }
 
 fn platform_of(id: &str) -> wire::PlatformRequest {

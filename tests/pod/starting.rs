@@ -124,7 +124,15 @@ fn a_socket_path_that_is_too_long_is_told_at_once() {
             assert_eq!(told.stderr.lines().count(), 1, "{told:?}");
             let mut command = Command::new(crate::support::bin::PODVISOR);
             command
-                .args(["run", "--net", "none", "--rootfs", rootfs.str(), "--", "/bin/true"])
+                .args([
+                    "run",
+                    "--net",
+                    "none",
+                    "--rootfs",
+                    rootfs.str(),
+                    "--",
+                    "/bin/true",
+                ])
                 .env("PODVISOR_CONFIG", &settings);
             run_with(&mut command, None, BOUND)
                 .fails_with(&format!("has {length} bytes and the limit is 107"));
@@ -184,19 +192,36 @@ fn a_new_executable_joins_the_supervisor_of_an_old_one() {
             on(async {
                 fs::copy(SHIM, installed).unwrap();
                 let bundle = Bundle::new("p");
-                let answer = run_with(bundle.command("/run/installed").arg("start"), Some(b""), BOUND);
+                let answer = run_with(
+                    bundle.command("/run/installed").arg("start"),
+                    Some(b""),
+                    BOUND,
+                );
                 let socket = path_of(&answer.ok().stdout);
                 // As a package manager does it: beside, then renamed over.
                 fs::copy(SHIM, "/run/new").unwrap();
                 fs::rename("/run/new", installed).unwrap();
                 let member = r#"{"annotations":{"io.containerd.runc.v2.group":"p"}}"#;
                 let joins = Bundle::new("c").config(member).daemon("v2.1.9");
-                let answer = run_with(joins.command("/run/installed").arg("start"), Some(b""), BOUND);
+                let answer = run_with(
+                    joins.command("/run/installed").arg("start"),
+                    Some(b""),
+                    BOUND,
+                );
                 check_json(&answer.ok().stdout, 3, &socket);
                 let client = Client::connect(socket.to_str().unwrap()).await.unwrap();
-                let told = client.task().connect(soon(), &ConnectRequest::default()).await.unwrap();
+                let told = client
+                    .task()
+                    .connect(soon(), &ConnectRequest::default())
+                    .await
+                    .unwrap();
                 let pid = told.shim_pid;
-                assert!(fs::read_link(format!("/proc/{pid}/exe")).unwrap().to_string_lossy().ends_with("(deleted)"));
+                assert!(
+                    fs::read_link(format!("/proc/{pid}/exe"))
+                        .unwrap()
+                        .to_string_lossy()
+                        .ends_with("(deleted)")
+                );
                 shutdown(&client, "p").await.unwrap();
                 eventually(BOUND, "it leaves", || {
                     (!Path::new(&format!("/proc/{pid}")).exists()).then_some(())
@@ -223,9 +248,9 @@ fn the_version_told_is_that_of_the_supervisor_that_runs() {
             eventually(BOUND, "it dies", || shims().is_empty().then_some(()));
             fs::remove_file(&pod.socket).unwrap();
             let socket = pod.socket.clone();
-            let (stop, stopped) = std::sync::mpsc::channel::<()>();
+            let (stop, stopped) = std::sync::mpsc::sync_channel::<()>(1);
             // On a thread of its own: `start` is waited for here.
-            let (ready, served) = std::sync::mpsc::channel();
+            let (ready, served) = std::sync::mpsc::sync_channel(1);
             let server = std::thread::spawn(move || {
                 on(async move {
                     let services = task_v2::shim_ttrpc::create_task(Arc::new(Old));
@@ -252,9 +277,15 @@ fn the_version_told_is_that_of_the_supervisor_that_runs() {
                 ..Default::default()
             };
             let joins = Bundle::new("d").config(member);
-            let answer = raw(joins.command(SHIM).arg("start"), &params.write_to_bytes().unwrap());
+            let answer = raw(
+                joins.command(SHIM).arg("start"),
+                &params.write_to_bytes().unwrap(),
+            );
             let result = BootstrapResult::parse_from_bytes(&answer).unwrap();
-            assert_eq!((result.version, path_of(&result.address)), (2, pod.socket.clone()));
+            assert_eq!(
+                (result.version, path_of(&result.address)),
+                (2, pod.socket.clone())
+            );
             stop.send(()).unwrap();
             server.join().unwrap();
             let _ = fs::remove_file(&pod.socket);
@@ -290,6 +321,10 @@ fn deep() -> (PathBuf, PathBuf) {
     fs::create_dir_all(&deep).unwrap();
     fs::set_permissions(&deep, fs::Permissions::from_mode(0o700)).unwrap();
     let settings = PathBuf::from("/run/deep.toml");
-    fs::write(&settings, format!("runtime_root = \"{}\"\n", deep.display())).unwrap();
+    fs::write(
+        &settings,
+        format!("runtime_root = \"{}\"\n", deep.display()),
+    )
+    .unwrap();
     (deep, settings)
 }
