@@ -173,9 +173,7 @@ fn the_end_of_the_infra_process_is_the_same_whatever_ended_it() {
                     // The clean-up is the pod's own; nobody asked.
                     assert_eq!(container.wait(&client, "").await.unwrap(), 137);
                     eventually(BOUND, "the network is given back", || {
-                        (net.count("DEL") == n + 1
-                            && !Path::new("/run/podvisor/netns").join("x").exists())
-                        .then_some(())
+                        (net.count("DEL") == n + 1 && pinned().is_empty()).then_some(())
                     });
                     assert_eq!(
                         code(start(&client, &pod.id).await).0,
@@ -194,4 +192,51 @@ fn the_end_of_the_infra_process_is_the_same_whatever_ended_it() {
             before.assert_unchanged();
         },
     );
+}
+
+/// Checklist 70: with a netns of the caller's the containers live on, and the pod can be removed.
+#[test]
+fn containers_outlive_the_infra_process_of_a_pod_whose_network_is_the_callers() {
+    sandboxed(
+        "containers_outlive_the_infra_process_of_a_pod_whose_network_is_the_callers",
+        || {
+            let ip = |args: &[&str]| run_with(Command::new("ip").args(args), None, BOUND).ok();
+            ip(&["netns", "add", "callers"]);
+            let before = Snapshot::take();
+            on(async {
+                for (n, how) in [Signal::SIGTERM, Signal::SIGKILL].into_iter().enumerate() {
+                    let pod = Pod::launch(&format!("p{n}"));
+                    let client = pod.connect().await;
+                    let mut request = pod.request(Some(&config("p")));
+                    request.netns_path = "/run/netns/callers".into();
+                    create(&client, &request).await.unwrap();
+                    let infra = start(&client, &pod.id).await.unwrap().pid.cast_signed();
+                    let container = Container::new(&format!("c{n}"), "exec sleep 1000", |_| ());
+                    let init = container.run(&client).await;
+                    signal(infra, how);
+                    wait(&client, &pod.id).await.unwrap();
+                    let told = status(&client, &pod.id).await.unwrap();
+                    assert_eq!(told.state, "SANDBOX_NOTREADY");
+                    assert_eq!(told.pid, infra.cast_unsigned(), "kept after its end");
+                    container.exec(&client, "e", "exit 4", "").await;
+                    container.start(&client, "e").await;
+                    assert_eq!(container.wait(&client, "e").await.unwrap(), 4);
+                    assert!(Path::new(&format!("/proc/{init}")).exists());
+                    stop(&client, &pod.id, 1).await.unwrap();
+                    assert!(!Path::new(&format!("/proc/{init}")).exists());
+                    pod.shut(&client).await;
+                }
+            });
+            before.assert_unchanged();
+            ip(&["netns", "del", "callers"]);
+        },
+    );
+}
+
+/// Netns that are pinned.
+fn pinned() -> Vec<std::fs::DirEntry> {
+    let entries = std::fs::read_dir("/run/podvisor/netns")
+        .into_iter()
+        .flatten();
+    entries.flatten().collect()
 }

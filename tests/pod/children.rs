@@ -233,18 +233,6 @@ fn children(parent: i32) -> Vec<(i32, char)> {
     .collect()
 }
 
-/// User and system time.
-fn cpu_ticks(pid: i32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields: Vec<&str> = stat
-        .rsplit(')')
-        .next()
-        .unwrap()
-        .split_whitespace()
-        .collect();
-    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-}
-
 /// Times that any of its threads went to sleep of its own will.
 fn wake_ups(pid: i32) -> u64 {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();

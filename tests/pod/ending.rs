@@ -4,9 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use podvisor::client;
-use podvisor::proto::sandbox::sandbox::ShutdownSandboxRequest;
 use podvisor::proto::task_v3::shim as task;
-use protobuf::Message;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use ttrpc::asynchronous::transport::Socket;
@@ -101,6 +99,12 @@ fn a_shutdown_is_always_answered_before_the_process_ends() {
                             config.annotations.clear();
                             create(&client, &pod.request(Some(&config))).await.unwrap();
                             start(&client, &pod.id).await.unwrap_err();
+                            // FL-068: what failed is told as such, at once.
+                            let told = status(&client, &pod.id).await.unwrap();
+                            assert_eq!((told.state.as_str(), told.pid), ("SANDBOX_NOTREADY", 0));
+                            if round > 6 {
+                                stop(&client, &pod.id, 0).await.unwrap();
+                            }
                         }
                         4 => drop(pod.up(&client, &config).await),
                         _ => {
@@ -141,7 +145,10 @@ fn a_shutdown_with_a_negative_deadline_from_a_caller_who_has_left_is_executed() 
                     let client = pod.connect().await;
                     pod.up(&client, &config("p")).await;
                     let mut stream = UnixStream::connect(&pod.socket).await.unwrap();
-                    stream.write_all(&frame(&pod.id, -1_000_000)).await.unwrap();
+                    stream
+                        .write_all(&frame("ShutdownSandbox", &pod.id, -1_000_000))
+                        .await
+                        .unwrap();
                     if leaves {
                         drop(stream);
                     }
@@ -220,25 +227,4 @@ async fn shutdown_task_v2(pod: &Pod, id: &str) {
         ..Default::default()
     };
     client.shutdown(soon(), &request).await.unwrap();
-}
-
-/// A ShutdownSandbox as bytes: length, stream 1, request, no flags.
-fn frame(id: &str, timeout_nano: i64) -> Vec<u8> {
-    let shutdown = ShutdownSandboxRequest {
-        sandbox_id: id.into(),
-        ..Default::default()
-    };
-    let request = ttrpc::Request {
-        service: "containerd.runtime.sandbox.v1.Sandbox".into(),
-        method: "ShutdownSandbox".into(),
-        payload: shutdown.write_to_bytes().unwrap(),
-        timeout_nano,
-        ..Default::default()
-    };
-    let body = request.write_to_bytes().unwrap();
-    let mut frame = u32::try_from(body.len()).unwrap().to_be_bytes().to_vec();
-    frame.extend(1_u32.to_be_bytes());
-    frame.extend([1, 0]);
-    frame.extend(body);
-    frame
 }

@@ -15,8 +15,8 @@ use podvisor::proto::runc_options::oci::Options as RuncOptions;
 use podvisor::proto::sandbox::sandbox as wire;
 use podvisor::proto::task_v3::shim as task;
 use podvisor::proto::types::mount::Mount;
-use protobuf::MessageField;
 use protobuf::well_known_types::any::Any;
+use protobuf::{Message, MessageField};
 use serde_json::{Value, json};
 use ttrpc::{Code, Error};
 
@@ -383,4 +383,37 @@ pub fn without(kinds: &[&str]) -> impl FnOnce(&mut Value) {
 
 fn process(script: &str) -> Value {
     json!({"user": {"uid": 0, "gid": 0}, "args": ["/bin/sh", "-c", script], "env": ["PATH=/bin"], "cwd": "/"})
+}
+
+/// A call of the sandbox service as bytes: length, stream 1, request, no flags. Every request begins with the id.
+pub fn frame(method: &str, id: &str, timeout_nano: i64) -> Vec<u8> {
+    let payload = wire::ShutdownSandboxRequest {
+        sandbox_id: id.into(),
+        ..Default::default()
+    };
+    let request = ttrpc::Request {
+        service: "containerd.runtime.sandbox.v1.Sandbox".into(),
+        method: method.into(),
+        payload: payload.write_to_bytes().unwrap(),
+        timeout_nano,
+        ..Default::default()
+    };
+    let body = request.write_to_bytes().unwrap();
+    let mut frame = u32::try_from(body.len()).unwrap().to_be_bytes().to_vec();
+    frame.extend(1_u32.to_be_bytes());
+    frame.extend([1, 0]);
+    frame.extend(body);
+    frame
+}
+
+/// User and system time, ticks of 10 ms.
+pub fn cpu_ticks(pid: i32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }

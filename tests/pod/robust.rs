@@ -7,13 +7,14 @@ use nix::sys::signal::Signal;
 use podvisor::client::{self, Client};
 use podvisor::error::Kind;
 use podvisor::proto::sandbox::sandbox::{PingRequest, SandboxStatusRequest, WaitSandboxRequest};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 use ttrpc::Error;
 
 use crate::daemon::signal;
 use crate::kit::*;
-use crate::support::{Snapshot, sandboxed};
+use crate::support::{Scope, Snapshot, sandboxed};
 
 fn in_two_seconds() -> ttrpc::context::Context {
     client::context(Some(Duration::from_secs(2)))
@@ -193,6 +194,113 @@ fn a_call_to_a_supervisor_that_is_killed_fails_as_closed() {
                 let fresh = Client::connect(pod.socket.to_str().unwrap()).await;
                 assert_eq!(fresh.unwrap_err().kind(), Kind::Gone);
                 pod.bundle.delete();
+            });
+            before.assert_unchanged();
+        },
+    );
+}
+
+/// Who waits and hangs up costs nothing afterwards.
+#[test]
+fn waiters_that_hang_up_leave_no_descriptor() {
+    sandboxed("robust::waiters_that_hang_up_leave_no_descriptor", || {
+        let before = Snapshot::take();
+        on(async {
+            let pod = Pod::launch("p");
+            let client = pod.connect().await;
+            pod.up(&client, &config("p")).await;
+            status(&client, "p").await.unwrap();
+            let held = Scope::default().fds_of(pod.pid).take();
+            for _ in 0..200 {
+                let mut stream = UnixStream::connect(&pod.socket).await.unwrap();
+                stream
+                    .write_all(&frame("WaitSandbox", "p", 0))
+                    .await
+                    .unwrap();
+            }
+            held.assert_unchanged();
+            pod.shut(&client).await;
+        });
+        before.assert_unchanged();
+    });
+}
+
+/// Bytes that are no request end their connection and nothing else.
+#[test]
+fn garbage_on_the_socket_harms_nobody() {
+    sandboxed("robust::garbage_on_the_socket_harms_nobody", || {
+        let before = Snapshot::take();
+        on(async {
+            let pod = Pod::launch("p");
+            let client = pod.connect().await;
+            pod.up(&client, &config("p")).await;
+            let good = frame("SandboxStatus", "p", 0);
+            let mut bad_body = good.clone();
+            bad_body[10..].fill(0xff);
+            let mut of_a_response = good.clone();
+            of_a_response[8] = 2;
+            for bytes in [
+                b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+                vec![0xff; 4096],
+                vec![0; 4096],
+                good[..good.len() - 1].to_vec(),
+                good[..5].to_vec(),
+                bad_body,
+                of_a_response,
+                [&good[..], &[0xff; 64][..]].concat(),
+            ] {
+                for hang_up in [true, false] {
+                    let mut stream = UnixStream::connect(&pod.socket).await.unwrap();
+                    // It may have been refused by now.
+                    let _ = stream.write_all(&bytes).await;
+                    if !hang_up {
+                        let _ =
+                            timeout(Duration::from_millis(200), stream.read(&mut [0; 64])).await;
+                    }
+                }
+                assert_eq!(status(&client, "p").await.unwrap().state, "SANDBOX_READY");
+                let fresh = pod.connect().await;
+                assert_eq!(status(&fresh, "p").await.unwrap().state, "SANDBOX_READY");
+            }
+            let ticks = cpu_ticks(pod.pid);
+            sleep(Duration::from_secs(1)).await;
+            assert!(cpu_ticks(pod.pid) - ticks <= 5, "it spins");
+            pod.shut(&client).await;
+        });
+        before.assert_unchanged();
+    });
+}
+
+/// Too many connections: the listener pauses, and goes on when there is room.
+#[test]
+fn a_supervisor_without_a_free_descriptor_waits_for_one() {
+    sandboxed(
+        "robust::a_supervisor_without_a_free_descriptor_waits_for_one",
+        || {
+            let before = Snapshot::take();
+            on(async {
+                let pod = Pod::launch("p");
+                let client = pod.connect().await;
+                pod.up(&client, &config("p")).await;
+                let limit = format!("--nofile={}", 40);
+                let pid = pod.pid.to_string();
+                let mut prlimit = std::process::Command::new("prlimit");
+                prlimit.args(["--pid", &pid, &limit]);
+                crate::support::run(&mut prlimit, BOUND).ok();
+                let mut many = Vec::new();
+                for _ in 0..100 {
+                    many.push(UnixStream::connect(&pod.socket).await.unwrap());
+                }
+                sleep(Duration::from_millis(500)).await;
+                let ticks = cpu_ticks(pod.pid);
+                sleep(Duration::from_secs(2)).await;
+                assert!(cpu_ticks(pod.pid) - ticks <= 20, "it spins");
+                // Who is in is served.
+                assert_eq!(status(&client, "p").await.unwrap().state, "SANDBOX_READY");
+                drop(many);
+                let fresh = pod.connect().await;
+                assert_eq!(status(&fresh, "p").await.unwrap().state, "SANDBOX_READY");
+                pod.shut(&fresh).await;
             });
             before.assert_unchanged();
         },

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use podvisor::cgroup::{Group, Layout};
 use podvisor::client::Client;
 use podvisor::proto::any;
 use podvisor::proto::cgroup1::metrics::Metrics as MetricsV1;
@@ -15,7 +16,7 @@ use ttrpc::Code;
 
 use crate::daemon::Bundle;
 use crate::kit::*;
-use crate::support::{Snapshot, cni, fake, sandboxed};
+use crate::support::{Snapshot, cni, eventually, fake, sandboxed};
 
 /// Checklist 63 to 68 and 75, with a `PodSandboxConfig`.
 #[test]
@@ -287,6 +288,61 @@ fn containers_share_the_pod() {
     });
 }
 
+/// Checklist 75 and 78: the pod's cgroup is its parent, which the caller has made and keeps.
+#[test]
+fn a_pods_cgroup_is_the_callers_and_is_measured() {
+    sandboxed(
+        "sandbox::a_pods_cgroup_is_the_callers_and_is_measured",
+        || {
+            let layout = Layout::detect().unwrap();
+            let group = Group::new(&layout, "/default/pod-of-the-kubelet").unwrap();
+            group.create().unwrap();
+            let before = Snapshot::take();
+            on(async {
+                let pod = Pod::launch("p");
+                let client = pod.connect().await;
+                let mut config = config("p");
+                config.linux.mut_or_insert_default().cgroup_parent =
+                    "/default/pod-of-the-kubelet".into();
+                pod.up(&client, &config).await;
+                let alone = check_metrics(&client, "p").await;
+                let container = Container::new("c", "sleep 1000 & sleep 1000 & wait", |spec| {
+                    spec["linux"]["cgroupsPath"] = "/default/pod-of-the-kubelet/c".into();
+                });
+                container.run(&client).await;
+                eventually(BOUND, "three processes of the container", || {
+                    let told = Group::new(&layout, "/default/pod-of-the-kubelet/c");
+                    (told.unwrap().pids().len() == 3).then_some(())
+                });
+                assert_eq!(check_metrics(&client, "p").await, alone + 3);
+                container.remove(&client).await;
+                pod.shut(&client).await;
+            });
+            before.assert_unchanged();
+            assert!(group.exists(), "it is the caller's");
+        },
+    );
+}
+
+/// Checklist 71: a daemon removes the bundle before it shuts down what is in it.
+#[test]
+fn a_bundle_that_is_gone_stays_gone() {
+    sandboxed("sandbox::a_bundle_that_is_gone_stays_gone", || {
+        let before = Snapshot::take();
+        on(async {
+            let pod = Pod::launch("p");
+            let client = pod.connect().await;
+            pod.up(&client, &config("p")).await;
+            fs::remove_dir_all(&pod.bundle.dir).unwrap();
+            stop(&client, "p", 0).await.unwrap();
+            assert_eq!(wait(&client, "p").await.unwrap().exit_status, 137);
+            pod.shut(&client).await;
+            assert!(!pod.bundle.dir.exists());
+        });
+        before.assert_unchanged();
+    });
+}
+
 /// A network whose only plugin is a fake.
 fn with_network() -> fake::Fake {
     cni::network("net", vec![json!({"type": "fake"})]).write();
@@ -354,7 +410,7 @@ async fn check_platform_and_ping(client: &Client, id: &str) {
 }
 
 /// The pod's own cgroup, read now: the memory of its processes shows there.
-async fn check_metrics(client: &Client, id: &str) {
+async fn check_metrics(client: &Client, id: &str) -> u64 {
     let began = SystemTime::now();
     let request = wire::SandboxMetricsRequest {
         sandbox_id: id.into(),
@@ -386,6 +442,7 @@ async fn check_metrics(client: &Client, id: &str) {
         other => panic!("{other}"),
     };
     assert!(pids >= 1, "the infra process is in it");
+    pids
 }
 
 async fn unknown_everywhere(client: &Client, id: &str) {
