@@ -172,7 +172,7 @@ async fn run(
     attach: Option<&Attach>,
 ) -> Result<(), Failure> {
     let options = Options {
-        root: host.oci_root().display().to_string(),
+        root: host.config.oci_root().display().to_string(),
         ..Default::default()
     };
     let options = any::pack(any::RUNC_OPTIONS, &options)
@@ -254,7 +254,7 @@ fn write_bundle(
     if let Some(logs) = log.parent() {
         private_dir(logs)?;
     }
-    private_dir(&host.oci_root())?;
+    private_dir(&host.config.oci_root())?;
     let path = bundle.join("config.json");
     let mut file = OpenOptions::new()
         .write(true)

@@ -74,11 +74,6 @@ impl Host {
         self.config.sandbox_dir(&self.namespace, id)
     }
 
-    /// `--root` of the OCI runtime for containers the command makes; the supervisor adds the namespace.
-    pub fn oci_root(&self) -> PathBuf {
-        self.config.runtime_root.join("oci")
-    }
-
     /// The one reaper of this process, started when the first verb has to work without a supervisor.
     pub async fn reaper(&self) -> Result<&Reaper> {
         self.reaper

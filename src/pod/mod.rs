@@ -329,7 +329,8 @@ impl Pod {
         NetworkRecord::at(&o.config, &o.namespace, &o.group)
     }
 
-    fn check_id(&self, id: &str) -> Result<()> {
+    /// `NotFound` unless `id` is the one this supervisor serves, whether its sandbox was created or not.
+    pub fn check_id(&self, id: &str) -> Result<()> {
         crate::id::check("sandbox id", id)?;
         if id == self.shared.options.group {
             return Ok(());

@@ -29,6 +29,9 @@ use crate::sys::socket::is_live;
 /// An exit status that nobody recorded: explicit, never an invented 0.
 const UNKNOWN: u32 = 255;
 
+/// How long a plugin's process may take to end after SIGKILL.
+const PLUGIN_LIMIT: Duration = Duration::from_secs(5);
+
 /// What `delete` answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Deleted {
@@ -93,6 +96,10 @@ async fn rescue_pod(
         }
     }
     let (namespace, id) = (record.namespace.clone(), record.id.clone());
+    if record.network.ours {
+        let supervisor = record.supervisor.map(|s| s.pid);
+        kill_plugins(config, &namespace, &id, supervisor).await?;
+    }
     let journal = Journal::new(dir.to_owned(), record);
     journal.take();
     let report = teardown::undo(
@@ -168,6 +175,7 @@ async fn salvage(
     group.kill_all(Duration::from_secs(5)).await?;
     for bundle in directories(&dir.join("bundles")) {
         mount::unmount_tree(&bundle)?;
+        remove_runtime_state(config, namespace, &bundle)?;
     }
     group.remove(Duration::from_secs(5)).await?;
     Group::new(&layout, &config.cgroup_parent)?.remove_if_empty();
@@ -175,6 +183,21 @@ async fn salvage(
     undo_network(config, reaper, namespace, id, budget).await?;
     journal::remove(&dir)?;
     Ok(unknown(0))
+}
+
+/// What the OCI runtime knows of a container the command made. Which runtime is not known, but nothing of the container
+/// lives any more, and its directory is called as its bundle is.
+fn remove_runtime_state(config: &Config, namespace: &str, bundle: &Path) -> Result<()> {
+    let Some(id) = bundle.file_name() else {
+        return Ok(());
+    };
+    let state = config.oci_root().join(namespace).join(id);
+    match fs::remove_dir_all(&state) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io(format!("remove {}", state.display()), e))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// DEL where the record on disk owes one, then the netns by its name.
@@ -186,6 +209,7 @@ async fn undo_network(
     budget: Duration,
 ) -> Result<()> {
     let disk = NetworkRecord::at(config, namespace, id);
+    kill_plugins(config, namespace, id, None).await?;
     if disk.owes_del() {
         network::del(config, reaper, &disk, config.del_timeout().min(budget))
             .await
@@ -193,6 +217,17 @@ async fn undo_network(
     }
     netns::unpin(&netns::path(config, namespace, id))?;
     disk.remove()
+}
+
+/// What is left of a plugin that was at work when the supervisor was killed must not work on beside the DEL.
+async fn kill_plugins(
+    config: &Config,
+    namespace: &str,
+    id: &str,
+    supervisor: Option<i32>,
+) -> Result<()> {
+    let netns = netns::path(config, namespace, id);
+    network::kill_orphans(id, &netns, supervisor, PLUGIN_LIMIT).await
 }
 
 fn refuse_supervised(record: &Record) -> Result<()> {
