@@ -13,6 +13,7 @@ mod disk;
 mod limit;
 mod markers;
 pub mod netns;
+mod orphans;
 mod plugin;
 mod result;
 mod retry;
@@ -27,6 +28,7 @@ use serde_json::{Map, Value};
 pub use cni::{add, del};
 pub use conf::{NetworkConf, list_confs, load_conf};
 pub use markers::NetworkRecord;
+pub use orphans::kill_orphans;
 
 use crate::error::{Error, Kind, Result};
 

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod clone;
+pub mod dir;
 pub mod fd;
 pub mod fork;
 pub mod guard;
@@ -15,4 +16,5 @@ pub mod mountinfo;
 pub mod netns;
 pub mod process;
 pub mod sched_core;
+pub mod socket;
 pub mod thread_ns;
