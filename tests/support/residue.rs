@@ -304,8 +304,11 @@ fn files(all: &mut Vec<String>) {
     for root in ["/run/podvisor", "/var/lib/podvisor"] {
         walk(Path::new(root), &mut |path, kind| {
             let top = path.parent() == Some(Path::new(root));
-            // Kept for the boot on purpose: what `start` learnt about the daemon's version.
-            let ours = top && (kind.is_dir() || file_name(path) == ".daemon-versions")
+            // Kept for the boot on purpose: what `start` learnt about the daemon's version, the file that turns on
+            // a network are counted with.
+            let ours = top
+                && (kind.is_dir()
+                    || [".daemon-versions", ".turns"].contains(&file_name(path).as_str()))
                 || (kind.is_dir() && is_frame(path.strip_prefix(root).unwrap_or(path)));
             if !ours && !kind.is_socket() {
                 all.push(format!("state {}", path.display()));
