@@ -28,6 +28,13 @@ pub fn peer(name: &str) -> Option<Peer> {
     peer
 }
 
+/// The unpacked CNI plugins of this name (`cni-1.9`).
+pub fn cni_peer(name: &str) -> Option<PathBuf> {
+    let dir = super::peers::peers_dir().join(name).join("bin");
+    let found = dir.join("bridge").is_file();
+    (found || missing(&format!("{name}: run scripts/setup --peers"))).then_some(dir)
+}
+
 /// Where a program is.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/local/sbin:/usr/sbin:/sbin";
