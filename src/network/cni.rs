@@ -259,7 +259,7 @@ impl<'a> Chain<'a> {
             name,
             program,
             search: &self.config.cni.plugin_dirs,
-            attachment: self.attachment,
+            attachment: Some(self.attachment),
             netns,
             conf: Value::Object(stdin).to_string().into_bytes(),
             left,

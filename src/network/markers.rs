@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::{AddResult, Attachment, NetworkConf, cache, conf, disk, netns};
+use super::{AddResult, Attachment, NetworkConf, cache, conf, disk, find, netns};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
@@ -293,7 +293,7 @@ impl NetworkRecord {
                 port_mappings: Vec::new(),
                 capabilities: Map::new(),
             };
-            let confs = conf::all(config).into_iter().filter(|c| wanted(&c.name));
+            let confs = find::all(config).into_iter().filter(|c| wanted(&c.name));
             owed.extend(confs.map(|conf| Owed {
                 conf,
                 attachment: attachment.clone(),

@@ -9,11 +9,16 @@ mod base64;
 mod cache;
 mod cni;
 mod conf;
+mod convert;
 mod disk;
+mod facts;
+mod find;
 mod markers;
 pub mod netns;
 mod plugin;
+mod remembered;
 mod result;
+mod version;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -22,7 +27,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use cni::{add, del};
-pub use conf::{NetworkConf, list_confs, load_conf};
+pub use conf::NetworkConf;
+pub use facts::{AddResult, Address, Dns, Facts, Interface, Route, Timing};
+pub use find::{list_confs, load_conf};
 pub use markers::NetworkRecord;
 
 use crate::error::{Error, Kind, Result};
@@ -123,13 +130,4 @@ impl Attachment {
         }
         all
     }
-}
-
-/// What ADD gave.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct AddResult {
-    /// Addresses of interfaces in the sandbox, "10.1.2.3/24", order kept.
-    pub ips: Vec<String>,
-    /// The whole result of the last plugin, in the version of the configuration.
-    pub raw: Value,
 }

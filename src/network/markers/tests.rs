@@ -85,6 +85,7 @@ fn the_owed_del_has_the_configuration_arguments_and_result_of_its_add() {
         .finish(&AddResult {
             ips: vec!["10.0.0.2/24".into()],
             raw: json!({"cniVersion": "1.0.0"}),
+            ..AddResult::default()
         })
         .unwrap();
     let owed = record.owed(&p.config).unwrap();
