@@ -128,7 +128,7 @@ fn scan(config: &Config) -> Found {
             Err(bad) => found.take_bad(path, bytes, bad, &memory),
         }
     }
-    memory.save();
+    memory.save(config);
     found
 }
 

@@ -7,18 +7,25 @@
 
 mod base64;
 mod cache;
+mod chain;
 mod cni;
 mod conf;
 mod convert;
 mod disk;
 mod facts;
 mod find;
+mod gc;
+mod kept;
 mod markers;
 pub mod netns;
 mod plugin;
 mod remembered;
 mod result;
+mod slot;
+mod verbs;
 mod version;
+mod versions;
+mod wishes;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -30,7 +37,11 @@ pub use cni::{add, del};
 pub use conf::NetworkConf;
 pub use facts::{AddResult, Address, Dns, Facts, Interface, Route, Timing};
 pub use find::{list_confs, load_conf};
-pub use markers::NetworkRecord;
+pub use gc::{Collected, Valid, gc, stale};
+pub use markers::{NetworkRecord, OnRecord};
+pub use verbs::{Asked, Checked, check, status};
+pub use versions::versions;
+pub use wishes::wishes;
 
 use crate::error::{Error, Kind, Result};
 

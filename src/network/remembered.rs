@@ -4,10 +4,9 @@
 //! Must never make a network of a file that is gone, and never fail a caller: what cannot be kept is not kept.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::disk;
+use super::kept;
 use crate::config::Config;
 
 const FILE: &str = ".network-configs";
@@ -15,23 +14,15 @@ const FILE: &str = ".network-configs";
 /// What is remembered, by path of the file.
 #[derive(Debug)]
 pub(super) struct Memory {
-    file: PathBuf,
     texts: BTreeMap<String, String>,
     changed: bool,
 }
 
 impl Memory {
-    /// Reads it; empty when there is none, or it is damaged, or others could have written it.
+    /// Reads it.
     pub(super) fn open(config: &Config) -> Self {
-        let file = config.runtime_root.join(FILE);
-        let ours = config.runtime_root.is_dir() && disk::private_dir(&config.runtime_root).is_ok();
-        let texts = match disk::read(&file) {
-            Ok(bytes) if ours => serde_json::from_slice(&bytes).unwrap_or_default(),
-            _ => BTreeMap::new(),
-        };
         Self {
-            file,
-            texts,
+            texts: kept::read(config, FILE),
             changed: false,
         }
     }
@@ -62,21 +53,10 @@ impl Memory {
         self.changed |= self.texts.len() != before;
     }
 
-    /// Writes it where something has changed. Of two writers at a time one wins; the other's news come with its next look.
-    pub(super) fn save(&self) {
-        let root = self.file.parent().unwrap_or(&self.file);
-        if !self.changed || !root.is_dir() || disk::private_dir(root).is_err() {
-            return;
-        }
-        // A name of our own: two supervisors must not write into one file.
-        let temp = root.join(format!("{FILE}.{}", std::process::id()));
-        let written = serde_json::to_vec(&self.texts)
-            .map_err(std::io::Error::other)
-            .and_then(|text| fs::write(&temp, text))
-            .and_then(|()| fs::rename(&temp, &self.file));
-        if let Err(error) = written {
-            let _ = fs::remove_file(&temp);
-            tracing::debug!(%error, "last good network configurations not kept");
+    /// Writes it where something has changed.
+    pub(super) fn save(&self, config: &Config) {
+        if self.changed {
+            kept::write(config, FILE, &self.texts);
         }
     }
 }
