@@ -56,7 +56,10 @@ fn chain(plugins: &Path, version: &str) {
             "{link}"
         );
         assert!(nat().contains("18080"));
-        tool("nsenter", &[&net, "busybox", "ping", "-c1", "-W5", "10.87.1.1"]);
+        tool(
+            "nsenter",
+            &[&net, "busybox", "ping", "-c1", "-W5", "10.87.1.1"],
+        );
         assert!(
             podvisor(&["inspect", "p"])
                 .ok()
