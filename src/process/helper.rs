@@ -21,6 +21,7 @@ use super::child::{Child, Exit};
 use super::identity::Identity;
 use super::reaper::Reaper;
 use crate::error::{Context, Result};
+use crate::sys::guard;
 use crate::sys::process::Status;
 
 /// How long output is still read after the program ended, when something it left behind holds the pipe.
@@ -291,6 +292,12 @@ impl Group {
             true => self.child.signal(libc::SIGTERM),
             false => Ok(true),
         };
+        if self.guarded && !guard::group_is_shared() {
+            if let Err(error) = told {
+                warn!(program = %self.shown, %error, "tell a helper's guard");
+            }
+            return;
+        }
         let killed = self.child.signal_group(libc::SIGKILL);
         if let Err(error) = told.and(killed) {
             warn!(program = %self.shown, %error, "kill a helper's process group");

@@ -11,16 +11,21 @@
 //! | exits with another code, or by a signal | kills everything below it, then ends in the same way |
 //! | is still running at SIGTERM, or when our spawning thread ends | kills everything below it, then ends by SIGKILL |
 //!
+//! (Where our own group is of an outer pid namespace, nobody in this one can join it: then the guard keeps the group, the
+//! program has one of its own, and only the guard may be signalled. See [`group_is_shared`].)
+//!
 //! It is a fork of us, not a program: one page-table copy is cheaper than a second exec. It holds no descriptor and
 //! lives in our process group, so that a SIGKILL to the program's group (its number is the guard's pid) spares it.
 //! Promise, as for `sys::clone`: between fork and exec nothing is allocated and no lock is taken.
 
 use std::ffi::CStr;
+use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr;
+use std::sync::OnceLock;
 
 use nix::sched::CloneFlags;
 
@@ -38,19 +43,26 @@ const NAME: &CStr = c"podvisor-guard";
 pub fn set_up_guard(command: &mut Command) {
     // SAFETY: neither has preconditions.
     let (parent, group) = unsafe { (libc::getpid(), libc::getpgrp()) };
+    let arguments = arguments();
     let hook = move || {
         // SAFETY: `split` keeps the promise of this module, and this is the single thread of a fresh child.
-        unsafe { split(parent, group) }
+        unsafe { split(parent, group, arguments) }
     };
     // SAFETY: see the hook: it may run after fork.
     unsafe { command.pre_exec(hook) };
+}
+
+/// Whether the program's group may be signalled by the guard's pid: the guard is in ours, not in that one.
+pub fn group_is_shared() -> bool {
+    // SAFETY: getpgrp has no preconditions.
+    unsafe { libc::getpgrp() != 0 }
 }
 
 /// Returns in the program's process only.
 ///
 /// # Safety
 /// Only between fork and exec.
-unsafe fn split(parent: i32, group: i32) -> io::Result<()> {
+unsafe fn split(parent: i32, group: i32, arguments: (usize, usize)) -> io::Result<()> {
     // SAFETY: system calls on integers and locals.
     unsafe {
         let own = libc::getpid();
@@ -63,8 +75,11 @@ unsafe fn split(parent: i32, group: i32) -> io::Result<()> {
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) < 0 {
                     return Err(io::Error::last_os_error());
                 }
+                if group == 0 {
+                    libc::setpgid(0, 0);
+                }
                 // A kill of this group must not hit the guard: not before that has left it.
-                while libc::getppid() == own && libc::getpgid(own) == own {
+                while group != 0 && libc::getppid() == own && libc::getpgid(own) == own {
                     libc::sched_yield();
                 }
                 if libc::getppid() != own {
@@ -72,7 +87,7 @@ unsafe fn split(parent: i32, group: i32) -> io::Result<()> {
                 }
                 Ok(())
             }
-            program if program > 0 => guard(program, parent, group),
+            program if program > 0 => guard(program, parent, group, arguments),
             _ => {
                 let error = io::Error::last_os_error();
                 mask(libc::SIG_UNBLOCK, all());
@@ -83,15 +98,15 @@ unsafe fn split(parent: i32, group: i32) -> io::Result<()> {
 }
 
 /// The guard's life.
-unsafe fn guard(program: i32, parent: i32, group: i32) -> ! {
+unsafe fn guard(program: i32, parent: i32, group: i32, arguments: (usize, usize)) -> ! {
     // SAFETY: system calls on integers and locals; every descriptor is only this process's own copy.
     unsafe {
         // Refused when the group is gone: with us, for we were in it.
-        let orphaned = libc::setpgid(0, group) < 0;
+        let orphaned = group != 0 && libc::setpgid(0, group) < 0;
         if orphaned {
             libc::kill(program, libc::SIGKILL);
         }
-        show_name();
+        show_name(arguments);
         // No second core file beside the program's when it ends as that did.
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM, 0, 0, 0);
@@ -126,18 +141,38 @@ unsafe fn guard(program: i32, parent: i32, group: i32) -> ! {
     }
 }
 
-/// It must not look like a second supervisor to whoever looks for one by its command line. Refused without
-/// CAP_SYS_RESOURCE: harmless.
-unsafe fn show_name() {
-    let text = NAME.to_bytes_with_nul();
-    let (start, end) = (text.as_ptr() as usize, text.as_ptr() as usize + text.len());
-    // SAFETY: the kernel only reads the name, and checks the addresses, which lie in our constants.
+/// It must not look like a second supervisor to whoever looks for one by its command line: its copy of ours is
+/// overwritten.
+unsafe fn show_name((start, end): (usize, usize)) {
+    let name = NAME.to_bytes_with_nul();
+    // SAFETY: the range is where the kernel put our arguments, on the stack, which this process has its own copy of and
+    // which nothing in it reads.
     unsafe {
         libc::prctl(libc::PR_SET_NAME, NAME.as_ptr(), 0, 0, 0);
-        // The start first: between the two steps it has to lie below the end, which is on the stack.
-        libc::prctl(libc::PR_SET_MM, libc::PR_SET_MM_ARG_START, start, 0, 0);
-        libc::prctl(libc::PR_SET_MM, libc::PR_SET_MM_ARG_END, end, 0, 0);
+        if end.saturating_sub(start) >= name.len() {
+            ptr::write_bytes(start as *mut u8, 0, end - start);
+            ptr::copy_nonoverlapping(name.as_ptr(), start as *mut u8, name.len());
+        }
     }
+}
+
+/// Where this process' arguments lie; an empty range when /proc does not say.
+fn arguments() -> (usize, usize) {
+    static FOUND: OnceLock<(usize, usize)> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        // Fields 48 and 49, proc(5); the third is the first behind the name.
+        let mut fields = stat
+            .rsplit(')')
+            .next()
+            .unwrap_or_default()
+            .split_ascii_whitespace();
+        let mut field = |n: usize| fields.nth(n).and_then(|f| f.parse().ok());
+        match (field(48 - 3), field(0)) {
+            (Some(start), Some(end)) if start > 0 && end > start => (start, end),
+            _ => (0, 0),
+        }
+    })
 }
 
 /// Reaps all that has ended: the program's status if it is among them, and whether no child is left.

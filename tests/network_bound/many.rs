@@ -245,9 +245,6 @@ fn fresh_bridge(plugins: &Path) {
             record.remove().unwrap();
         }
     });
-    std::process::Command::new("ip")
-        .args(["link", "del", "pvt9"])
-        .spawn()
-        .unwrap();
+    kit::tool("ip", &["link", "del", "pvt9"]);
     before.assert_unchanged();
 }

@@ -21,9 +21,11 @@ fn with_the_netns_gone_or_replaced_del_goes_without_one_and_frees_the_lease() {
         || {
             let real = cni::real_plugins().unwrap().join("tuning");
             let seen = fake::plugin_before(Path::new(cni::PLUGINS), "seen", &real);
-            cni::bridge("pods", "pvt0", "10.87.1.0/24")
-                .plugin(json!({"type": "seen"}))
-                .write();
+            // Without masquerading: `bridge` takes its rules away only while there is a netns.
+            let ipam = json!({"type": "host-local", "ranges": [[{"subnet": "10.87.1.0/24"}]]});
+            let bridge = json!({"type": "bridge", "bridge": "pvt0", "ipam": ipam});
+            tool("ip", &["link", "add", "pvt0", "type", "bridge"]);
+            cni::network("pods", vec![bridge, json!({"type": "seen"})]).write();
             let rootfs = rootfs::make();
             let before = Snapshot::take();
             let replaced: [fn(&Path); 4] = [
@@ -61,7 +63,7 @@ fn a_netns_that_another_mount_namespace_holds_is_unpinned_and_forgotten_there() 
     sandboxed(
         "netns::a_netns_that_another_mount_namespace_holds_is_unpinned_and_forgotten_there",
         || {
-            rig::fake_network();
+            let _plugin = rig::fake_network();
             let rootfs = rootfs::make();
             let before = Snapshot::take();
             kit::run("p", &rootfs, &[]).ok();
@@ -94,7 +96,7 @@ fn ip_netns_and_pods_do_not_get_into_each_others_way() {
     sandboxed(
         "netns::ip_netns_and_pods_do_not_get_into_each_others_way",
         || {
-            rig::fake_network();
+            let _plugin = rig::fake_network();
             let rootfs = rootfs::make();
             let before = Snapshot::take();
             kit::run("a", &rootfs, &[]).ok();
@@ -129,7 +131,7 @@ fn without_a_place_for_links_pods_come_and_go_all_the_same() {
     sandboxed(
         "netns::without_a_place_for_links_pods_come_and_go_all_the_same",
         || {
-            rig::fake_network();
+            let _plugin = rig::fake_network();
             let rootfs = rootfs::make();
             fs::remove_dir("/run/netns").unwrap();
             let before = Snapshot::take();

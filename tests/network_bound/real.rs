@@ -18,6 +18,7 @@ fn a_chain_of_reference_plugins_of_each_generation_works_and_leaves_nothing() {
     sandboxed(
         "real::a_chain_of_reference_plugins_of_each_generation_works_and_leaves_nothing",
         || {
+            tool("ip", &["link", "add", "pvt0", "type", "bridge"]);
             for (set, dir) in cni::plugin_sets() {
                 for version in ["0.4.0", "1.0.0", "1.1.0"] {
                     // The plugins of bookworm are from before 1.1.0.
@@ -43,7 +44,7 @@ fn chain(plugins: &Path, version: &str) {
         .plugin(json!({"type": "tuning", "mtu": 1400}))
         .plugin(json!({"type": "bandwidth", "capabilities": {"bandwidth": true}}))
         .version(version)
-        .write();
+        .write_in(Path::new(cni::CONFIGS));
     let rootfs = rootfs::make();
     let before = Snapshot::take();
     for _ in 0..3 {

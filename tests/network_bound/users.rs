@@ -1,7 +1,6 @@
 //! Pods in a user namespace of their own.
 
-use std::fs::{self, File};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -9,6 +8,7 @@ use podvisor::proto::cri::sandbox_config::{
     IDMapping, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, NamespaceMode, NamespaceOption,
     PodSandboxConfig, UserNamespace,
 };
+use podvisor::sys::netns::owner;
 use protobuf::MessageField;
 
 use crate::kit::tool;
@@ -50,15 +50,6 @@ fn config(name: &str) -> PodSandboxConfig {
     }
 }
 
-/// Inode of the user namespace that owns the namespace at `path`.
-fn owner(path: &Path) -> u64 {
-    const NS_GET_USERNS: libc::c_ulong = 0xb701;
-    let file = File::open(path).unwrap();
-    // SAFETY: the request takes no argument and answers a descriptor of ours.
-    let owner = unsafe { OwnedFd::from_raw_fd(libc::ioctl(file.as_raw_fd(), NS_GET_USERNS as _)) };
-    File::from(owner).metadata().unwrap().ino()
-}
-
 /// 086h, 086i: the netns belongs to the pod's user namespace, which the infra process is in, and the pod's net settings
 /// are written there and nowhere else.
 #[test]
@@ -75,7 +66,7 @@ fn a_pods_netns_belongs_to_its_user_namespace_and_has_its_settings() {
             assert_ne!(user, fs::metadata("/proc/self/ns/user").unwrap().ino());
             let netns = plugin.calls_of("ADD")[0].var("CNI_NETNS").to_owned();
             for path in [Path::new(&netns), Path::new(&format!("/proc/{pid}/ns/net"))] {
-                assert_eq!(owner(path), user, "{}", path.display());
+                assert_eq!(owner(path).unwrap().1, user, "{}", path.display());
             }
             let map = fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap();
             assert_eq!(
@@ -113,7 +104,7 @@ fn a_pods_netns_belongs_to_its_user_namespace_and_has_its_settings() {
 #[test]
 fn after_a_kill_both_pins_go_with_the_pod() {
     sandboxed("users::after_a_kill_both_pins_go_with_the_pod", || {
-        rig::fake_network();
+        let _plugin = rig::fake_network();
         let before = Snapshot::take();
         let pod = Pod::launch("u1");
         pod.probe().create("u1", &config("u1")).unwrap();
