@@ -23,6 +23,9 @@ use crate::network::{self, Attachment, NetworkConf, netns};
 use crate::process::Child;
 use crate::undo::Report;
 
+/// How long a stop that comes meanwhile lets a roll-back go on; well within the 4 s in which `delete` answers.
+const ROLL_BACK_GRACE: Duration = Duration::from_secs(2);
+
 /// How long a roll-back holds up the next try of the same pod.
 const ROLL_BACK_BUDGET: Duration = Duration::from_secs(90);
 
@@ -113,11 +116,15 @@ impl Pod {
                     r.reason = Some(error.to_string());
                 });
                 tracing::warn!(pod = %self.shared.options.group, %error, "creation failed; rolling back");
-                outcome.send_replace(Some(Outcome::Failed(error.kind(), error.to_string())));
+                outcome.send_replace(Some(Outcome::Failed(told_as(&error), error.to_string())));
                 tokio::select! {
                     () = self.roll_back() => {}
-                    // A stop has limits of its own and begins where this was dropped.
-                    () = job.cancelled() => {}
+                    // A stop has limits of its own and begins where this was dropped. Not at once: it would kill a DEL
+                    // that is nearly done, and begin it again.
+                    () = async {
+                        job.cancelled().await;
+                        tokio::time::sleep(ROLL_BACK_GRACE).await;
+                    } => {}
                 }
             }
         }
@@ -489,6 +496,15 @@ impl Pod {
             tracing::error!(pod = %self.shared.options.group, how, "the infra process ended by itself");
             self.clean_up_after_infra().await;
         }
+    }
+}
+
+/// What a caller is told a failed creation's kind is. A bound of ours that passed is no deadline of the caller's: told as
+/// one it would mean that the work goes on.
+fn told_as(error: &Error) -> Kind {
+    match error.kind() {
+        Kind::Deadline => Kind::Other,
+        kind => kind,
     }
 }
 

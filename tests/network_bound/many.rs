@@ -144,9 +144,9 @@ fn a_second_add_comes_only_after_a_del() {
     sandboxed("many::a_second_add_comes_only_after_a_del", || {
         // Makes an interface in the netns and fails; stumbles over it when it is still there.
         let text = format!(
-            "echo $CNI_COMMAND >>/run/verbs\nin() {{ nsenter --net=\"$CNI_NETNS\" \"$@\"; }}\n\
-             [ $CNI_COMMAND = ADD ] || {{ in ip link del veth9 2>/dev/null; exit 0; }}\n\
-             in ip link add veth9 type veth peer name eth0 || {{ echo '{{\"code\":999,\"msg\":\"container veth name (eth0) is taken\"}}'; exit 1; }}\n\
+            "echo $CNI_COMMAND >>/run/verbs\ninside() {{ nsenter --net=\"$CNI_NETNS\" \"$@\"; }}\n\
+             [ $CNI_COMMAND = ADD ] || {{ inside ip link del veth9 2>/dev/null; exit 0; }}\n\
+             inside ip link add veth9 type veth peer name eth0 || {{ echo '{{\"code\":999,\"msg\":\"container veth name (eth0) is taken\"}}'; exit 1; }}\n\
              n=$(cat /run/failures); [ $n = 0 ] || {{ echo $((n - 1)) >/run/failures; cat /run/failure; exit 1; }}\n{}",
             kit::GOOD
         );
