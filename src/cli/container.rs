@@ -232,8 +232,9 @@ fn write_bundle(
     // A supervisor that did not say where the pod's cgroup is gets the place the configuration names.
     let parent = pod.cgroup.clone().unwrap_or_else(|| {
         format!(
-            "{}/{}",
+            "{}/{}+{}",
             host.config.cgroup_parent.trim_end_matches('/'),
+            pod.namespace,
             pod.id
         )
     });

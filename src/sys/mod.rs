@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod clone;
+pub mod dir;
 pub mod fd;
 pub mod fork;
 pub mod memory;

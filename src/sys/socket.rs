@@ -20,3 +20,19 @@ pub fn is_live(path: &Path) -> bool {
         Ok(()) | Err(Errno::EAGAIN | Errno::EINPROGRESS)
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn liveness_is_about_the_listener_and_not_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        assert!(!is_live(&path));
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert!(is_live(&path));
+        drop(listener);
+        assert!(path.exists() && !is_live(&path));
+    }
+}
