@@ -22,6 +22,9 @@ pub use layout::Layout;
 
 use crate::error::{Context, Error, Kind, Result};
 
+/// How often the directories of a group are begun anew when their parent goes away meanwhile.
+const CREATE_TRIES: u32 = 10;
+
 /// One cgroup by its path below the mount points ("/podvisor/<id>").
 #[derive(Clone, Debug)]
 pub struct Group {
@@ -159,23 +162,48 @@ impl Group {
     /// Those of mkdir. A controller that cannot be enabled is left out: the kernel says so to whoever sets a limit.
     pub fn create(&self) -> Result<()> {
         for tree in &self.trees {
-            let cpuset = tree.controllers.iter().any(|c| c == "cpuset");
-            let mut dir = tree.mount.clone();
-            for part in Path::new(tree.path.trim_start_matches('/')) {
-                if self.v2 {
-                    enable_controllers(&dir);
+            let mut tries = 1;
+            while let Err(e) = self.create_in(tree) {
+                // The last pod of another process may take an empty parent away between two of our steps.
+                if e.kind() != io::ErrorKind::NotFound || tries == CREATE_TRIES {
+                    return Err(Error::io(
+                        format!("make cgroup {}", tree.dir().display()),
+                        e,
+                    ));
                 }
-                let parent = dir.clone();
-                dir.push(part);
-                match fs::create_dir(&dir) {
-                    Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                        return Err(Error::io(format!("make cgroup {}", dir.display()), e));
-                    }
-                    _ => {}
-                }
-                if cpuset {
-                    inherit_cpuset(&parent, &dir)?;
-                }
+                tries += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the group where nothing is in it, neither process nor group; anything else leaves it as it is. For a
+    /// parent that pods share: the last one to go takes it along.
+    pub fn remove_if_empty(&self) {
+        if self.is_root() {
+            return;
+        }
+        for dir in self.owned() {
+            // The kernel refuses while anything is in it: that is the check.
+            let _ = fs::remove_dir(dir);
+        }
+    }
+
+    fn create_in(&self, tree: &Tree) -> io::Result<()> {
+        let cpuset = tree.controllers.iter().any(|c| c == "cpuset");
+        let mut dir = tree.mount.clone();
+        for part in Path::new(tree.path.trim_start_matches('/')) {
+            if self.v2 {
+                enable_controllers(&dir);
+            }
+            let parent = dir.clone();
+            dir.push(part);
+            match fs::create_dir(&dir) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+                _ => {}
+            }
+            if cpuset {
+                inherit_cpuset(&parent, &dir)?;
             }
         }
         Ok(())
@@ -300,7 +328,7 @@ fn enable_controllers(dir: &Path) {
 }
 
 /// A v1 cpuset starts empty, and no process can join it until both files say something.
-fn inherit_cpuset(parent: &Path, dir: &Path) -> Result<()> {
+fn inherit_cpuset(parent: &Path, dir: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let read = |dir: &Path| {
             fs::read_to_string(dir.join(file))
@@ -309,7 +337,7 @@ fn inherit_cpuset(parent: &Path, dir: &Path) -> Result<()> {
         };
         let above = read(parent);
         if read(dir).is_empty() && !above.is_empty() {
-            write(dir, file, &above).context(|| format!("set {} of {}", file, dir.display()))?;
+            write(dir, file, &above)?;
         }
     }
     Ok(())

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use crate::error::{Context, Error, Kind, Result};
 
 mod bootstrap;
+mod cleaner;
 mod daemon;
 mod delete;
 mod dialect;

@@ -163,6 +163,7 @@ async fn salvage(
         mount::unmount_tree(&bundle)?;
     }
     group.remove(Duration::from_secs(5)).await?;
+    Group::new(&layout, &config.cgroup_parent)?.remove_if_empty();
     PodFiles::remove(&dir.join("files"))?;
     undo_network(config, reaper, namespace, id, budget).await?;
     journal::remove(&dir)?;

@@ -92,7 +92,7 @@ pub(super) async fn undo(
                 Box::pin(kill_strays(journal))
             }));
         }
-        let run = move || -> Work<'_> { Box::pin(remove_cgroups(journal)) };
+        let run = move || -> Work<'_> { Box::pin(remove_cgroups(config, journal)) };
         steps.push(step(
             "cgroup",
             &["containers", "infra", "strays"],
@@ -203,9 +203,12 @@ async fn kill_strays(journal: &Journal) -> Result<()> {
     Ok(())
 }
 
-async fn remove_cgroups(journal: &Journal) -> Result<()> {
+async fn remove_cgroups(config: &Config, journal: &Journal) -> Result<()> {
     for group in groups(journal)? {
         group.remove(CGROUP_LIMIT).await?;
+    }
+    if journal.with(|r| r.cgroup_ours) {
+        Group::new(&Layout::detect()?, &config.cgroup_parent)?.remove_if_empty();
     }
     journal.note(|r| r.effects.cgroup = Effect::None);
     Ok(())

@@ -1,4 +1,5 @@
 //! What a daemon does with the shim's executable: bundles, `start` and `delete` with its arguments and input.
+#![allow(dead_code, reason = "each test file uses its own part of this module")]
 
 use std::fs;
 use std::io::Write;
