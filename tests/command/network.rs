@@ -37,10 +37,10 @@ impl Neighbour {
             "-t",
             &self.0.id().to_string(),
             "-n",
+            "timeout",
+            "2",
             "busybox",
             "wget",
-            "-T",
-            "2",
             "-q",
             "-O-",
             url,
@@ -87,7 +87,7 @@ fn a_published_port_is_reached_from_another_machine() {
             }
             // From the host itself by the port, too.
             let mut own = Command::new("busybox");
-            own.args(["wget", "-T", "5", "-q", "-O-", "http://192.0.2.1:8080/"]);
+            own.args(["wget", "-q", "-O-", "http://192.0.2.1:8080/"]);
             assert_eq!(run(&mut own, BOUND).ok().stdout, "hello\n");
             let udp = rules();
             let found = udp.lines().any(|rule| {

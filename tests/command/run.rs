@@ -104,16 +104,11 @@ fn a_command_that_cannot_start_is_127_or_126_and_leaves_nothing() {
         |kit| {
             let plain = kit.rootfs.path().join("etc/plain");
             std::fs::write(&plain, "text").unwrap();
-            let garbage = kit.rootfs.path().join("bin/garbage");
-            std::fs::write(&garbage, b"\x7fELFgarbage").unwrap();
-            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-            std::fs::set_permissions(&garbage, mode).unwrap();
             for (command, code) in [
                 ("/bin/nope", 127),
                 ("nope", 127),
                 ("/etc/plain", 126),
                 ("/etc", 126),
-                ("/bin/garbage", 126),
             ] {
                 for rm in [true, false] {
                     let mut line = vec![
@@ -129,15 +124,7 @@ fn a_command_that_cannot_start_is_127_or_126_and_leaves_nothing() {
                         line.insert(1, "--rm");
                     }
                     let failed = podvisor(&line).code_is(code);
-                    let name = if command == "/bin/garbage" {
-                        "garbage"
-                    } else {
-                        command
-                    };
-                    assert!(
-                        failed.stderr.contains(name) || command == "/bin/garbage",
-                        "{failed:#?}"
-                    );
+                    assert!(failed.stderr.contains(command), "{failed:#?}");
                     assert_eq!(failed.stdout, "");
                 }
             }

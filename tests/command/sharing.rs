@@ -16,7 +16,7 @@ fn containers_of_a_pod_share_network_name_and_memory() {
             let fetched = eventually(BOUND, "a page over localhost", || {
                 let got = kit.run(
                     &["--rm", "--sandbox", "web"],
-                    "wget -T 2 -q -O- http://127.0.0.1/",
+                    "timeout 5 wget -q -O- http://127.0.0.1/",
                 );
                 (got.code == Some(0)).then_some(got.stdout)
             });

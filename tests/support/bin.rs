@@ -4,7 +4,7 @@ use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// The command.
@@ -120,9 +120,10 @@ pub fn run_with(command: &mut Command, input: Option<&[u8]>, bound: Duration) ->
     }
 }
 
-/// Reads on a thread of its own: a daemon that keeps the pipe must not keep the test.
+/// Reads on a thread of its own: a daemon that keeps the pipe must not keep the test. Without a bound: nobody takes what
+/// was read before the program has ended, and a pipe that is not read would keep it from that.
 fn reader(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
-    let (send, receive) = sync_channel(64);
+    let (send, receive) = channel();
     std::thread::spawn(move || {
         let mut buffer = vec![0; 65536];
         while let Ok(n @ 1..) = from.read(&mut buffer) {
