@@ -111,9 +111,11 @@ pub async fn start(
         .into());
     }
     let log = log_path(&dir, id);
+    let command = work.args.first().map_or("", String::as_str);
+    let root = host.oci_root(&pod.id);
     let made = write_bundle(host, pod, id, work, &bundle, &log);
     let started = match made {
-        Ok(()) => run(client, &host.oci_root(&pod.id), id, &bundle, &log, attach).await,
+        Ok(()) => run(client, &root, id, &bundle, &log, attach, command).await,
         Err(e) => Err(e.into()),
     };
     if started.is_err() {
@@ -141,7 +143,12 @@ pub async fn delete(client: &Client, id: &str, exec_id: &str) -> Result<()> {
 }
 
 /// Task.Start of a container (`exec_id` empty) or of an exec.
-pub async fn start_process(client: &Client, id: &str, exec_id: &str) -> Result<(), Failure> {
+pub async fn start_process(
+    client: &Client,
+    id: &str,
+    exec_id: &str,
+    command: &str,
+) -> Result<(), Failure> {
     let request = StartRequest {
         id: id.to_owned(),
         exec_id: exec_id.to_owned(),
@@ -153,7 +160,7 @@ pub async fn start_process(client: &Client, id: &str, exec_id: &str) -> Result<(
         .await;
     answer
         .map(drop)
-        .map_err(|e| Failure::of_start(client::from_ttrpc("start the workload", e)))
+        .map_err(|e| Failure::of_start(command, client::from_ttrpc("start the workload", e)))
 }
 
 /// Removes a container that has ended: task, bundle, log.
@@ -190,6 +197,7 @@ async fn run(
     bundle: &Path,
     log: &Path,
     attach: Option<&Attach>,
+    command: &str,
 ) -> Result<(), Failure> {
     // Which OCI runtime: the supervisor's choice, which it leaves to daemons otherwise. The key is ours, so it goes as TOML;
     // a JSON string is one of TOML's.
@@ -214,8 +222,8 @@ async fn run(
         .task()
         .create(client::context(Some(CREATE_LIMIT)), &request)
         .await
-        .map_err(|e| Failure::of_start(client::from_ttrpc("start the workload", e)))?;
-    start_process(client, id, "").await
+        .map_err(|e| Failure::of_start(command, client::from_ttrpc("start the workload", e)))?;
+    start_process(client, id, "", command).await
 }
 
 /// The log always; whoever is attached gets a copy through fifos.

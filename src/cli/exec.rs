@@ -46,6 +46,7 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
     let (pod, id) = select::container(host, &args.target)?;
     let dir = host.pod_dir(&pod.id);
     let process = process(&dir.join("bundles").join(&id).join("config.json"), &args)?;
+    let command = args.command.first().map_or("", String::as_str);
     let client = supervisor::connect(&pod).await?;
     let mut signals = Signals::catch()?;
     let attach = Attach::make(&dir, args.interactive)?;
@@ -63,8 +64,15 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
         .task()
         .exec(client::context(Some(EXEC_LIMIT)), &request)
         .await
-        .map_err(|e| not_started(&pod, &id, client::from_ttrpc("start the command", e)))?;
-    let code = match container::start_process(&client, &id, &exec_id).await {
+        .map_err(|e| {
+            not_started(
+                &pod,
+                &id,
+                command,
+                client::from_ttrpc("start the command", e),
+            )
+        })?;
+    let code = match container::start_process(&client, &id, &exec_id, command).await {
         Ok(()) => attach
             .follow(&client, &id, &exec_id, &mut signals)
             .await
@@ -77,9 +85,9 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
 }
 
 /// A container that has ended is the caller's mistake, anything else is ours or the command's.
-fn not_started(pod: &Record, id: &str, error: Error) -> Failure {
+fn not_started(pod: &Record, id: &str, command: &str, error: Error) -> Failure {
     if !matches!(error.kind(), Kind::State | Kind::NotFound) {
-        return Failure::of_start(error);
+        return Failure::of_start(command, error);
     }
     let (pod, name) = (supervisor::label(pod), select::container_name(&pod.id, id));
     Failure::no_such(

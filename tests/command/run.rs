@@ -104,27 +104,21 @@ fn a_command_that_cannot_start_is_127_or_126_and_leaves_nothing() {
         |kit| {
             let plain = kit.rootfs.path().join("etc/plain");
             std::fs::write(&plain, "text").unwrap();
-            for (command, code) in [
-                ("/bin/nope", 127),
-                ("nope", 127),
-                ("/etc/plain", 126),
-                ("/etc", 126),
-            ] {
-                for rm in [true, false] {
-                    let mut line = vec![
-                        "run",
-                        "--net",
-                        "none",
-                        "--rootfs",
-                        kit.rootfs.str(),
-                        "--",
-                        command,
-                    ];
-                    if rm {
-                        line.insert(1, "--rm");
-                    }
+            for runtime in ["runc", "crun"] {
+                let config = format!("runtime = {runtime:?}\n");
+                std::fs::write("/etc/podvisor/config.toml", config).unwrap();
+                for (command, code, why) in [
+                    ("/bin/nope", 127, "no such command"),
+                    ("nope", 127, "no such command"),
+                    ("/etc/plain", 126, "cannot be executed"),
+                    ("/etc", 126, "cannot be executed"),
+                ] {
+                    let root = kit.rootfs.str();
+                    let line = ["run", "--net", "none", "--rootfs", root, "--", command];
                     let failed = podvisor(&line).code_is(code);
-                    assert!(failed.stderr.contains(command), "{failed:#?}");
+                    for part in [command, why, runtime] {
+                        assert!(failed.stderr.contains(part), "{part} in {failed:#?}");
+                    }
                     assert_eq!(failed.stdout, "");
                 }
             }
@@ -281,4 +275,25 @@ fn version_needs_nothing() {
     let version = json(&["version", "--json"]);
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(version["supervisor"], crate::support::bin::SHIM);
+}
+
+/// The configured runtime; without one crun where it runs.
+#[test]
+fn the_runtime_is_the_configured_one() {
+    on_a_machine("run::the_runtime_is_the_configured_one", |kit| {
+        let used = |name: &str| {
+            kit.run(&["--name", name, "--net", "none"], "true").ok();
+            let pod = inspect(name);
+            let container = pod["containers"].as_object().unwrap().values().next();
+            let runtime = container.unwrap()["runtime"].as_str().unwrap().to_owned();
+            podvisor(&["rm", name]).ok();
+            runtime.rsplit('/').next().unwrap().to_owned()
+        };
+        assert_eq!(used("default"), "crun");
+        for runtime in ["runc", "crun"] {
+            let config = format!("runtime = {runtime:?}\n");
+            std::fs::write("/etc/podvisor/config.toml", config).unwrap();
+            assert_eq!(used(runtime), runtime);
+        }
+    });
 }

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 /// The command.
@@ -16,6 +16,9 @@ pub const SHIM: &str = env!("CARGO_BIN_EXE_containerd-shim-podvisor-v1");
 pub fn dir() -> &'static Path {
     Path::new(SHIM).parent().unwrap()
 }
+
+/// Pieces of output that are kept: nobody takes them before the program has ended, and one that is not read does not end.
+const CHUNKS: usize = 1 << 16;
 
 /// Runs `podvisor` for at most two minutes.
 pub fn podvisor(args: &[&str]) -> Output {
@@ -120,10 +123,9 @@ pub fn run_with(command: &mut Command, input: Option<&[u8]>, bound: Duration) ->
     }
 }
 
-/// Reads on a thread of its own: a daemon that keeps the pipe must not keep the test. Without a bound: nobody takes what
-/// was read before the program has ended, and a pipe that is not read would keep it from that.
+/// Reads on a thread of its own: a daemon that keeps the pipe must not keep the test.
 fn reader(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
-    let (send, receive) = channel();
+    let (send, receive) = sync_channel(CHUNKS);
     std::thread::spawn(move || {
         let mut buffer = vec![0; 65536];
         while let Ok(n @ 1..) = from.read(&mut buffer) {
