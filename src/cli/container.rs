@@ -112,7 +112,7 @@ pub async fn start(
     }
     let log = log_path(&dir, id);
     let command = work.args.first().map_or("", String::as_str);
-    let root = host.oci_root(&pod.id);
+    let root = host.config.oci_root();
     let made = write_bundle(host, pod, id, work, &bundle, &log);
     let started = match made {
         Ok(()) => run(client, &root, id, &bundle, &log, attach, command).await,
@@ -263,8 +263,9 @@ fn write_bundle(
     // A supervisor that did not say where the pod's cgroup is gets the place the configuration names.
     let parent = pod.cgroup.clone().unwrap_or_else(|| {
         format!(
-            "{}/{}",
+            "{}/{}+{}",
             host.config.cgroup_parent.trim_end_matches('/'),
+            pod.namespace,
             pod.id
         )
     });
@@ -284,7 +285,7 @@ fn write_bundle(
     if let Some(logs) = log.parent() {
         private_dir(logs)?;
     }
-    private_dir(&host.oci_root(&pod.id))?;
+    private_dir(&host.config.oci_root())?;
     let path = bundle.join("config.json");
     let mut file = OpenOptions::new()
         .write(true)

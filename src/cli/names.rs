@@ -6,7 +6,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -54,7 +53,8 @@ pub fn invented(id: &str) -> String {
 /// Gives `name` to the pod `id`, whose directory must exist already: that is how a name in use is told from a stale one.
 pub fn reserve(host: &Host, name: &str, id: &str) -> Result<Reserved> {
     let dir = directory(host);
-    let _lock = lock_made(&dir)?;
+    private_dir(&dir)?;
+    let _lock = lock(&dir)?;
     let path = dir.join(name);
     match read(&path)? {
         Some(owner) if owner == id => return Ok(Reserved::New),
@@ -73,22 +73,17 @@ pub fn reserve(host: &Host, name: &str, id: &str) -> Result<Reserved> {
     Ok(Reserved::New)
 }
 
-/// Frees the name if it is (still) this pod's; the directory goes with the last name.
+/// Frees the name if it is (still) this pod's.
 pub fn release(host: &Host, name: &str, id: &str) -> Result<()> {
     let dir = directory(host);
     if crate::id::check("name", name).is_err() || !dir.is_dir() {
         return Ok(());
     }
-    let _lock = match lock(&dir) {
-        Err(e) if e.kind() == Kind::NotFound => return Ok(()),
-        locked => locked?,
-    };
+    let _lock = lock(&dir)?;
     let path = dir.join(name);
     if read(&path)?.is_some_and(|owner| owner == id) {
         fs::remove_file(&path).context(|| format!("remove {}", path.display()))?;
     }
-    // Refused while it holds other names.
-    let _ = fs::remove_dir(&dir);
     Ok(())
 }
 
@@ -118,24 +113,6 @@ fn lock(dir: &Path) -> Result<Flock<File>> {
     let file = File::open(dir).context(|| format!("open {}", dir.display()))?;
     Flock::lock(file, FlockArg::LockExclusive)
         .map_err(|(_, e)| Error::sys(format!("lock {}", dir.display()), e))
-}
-
-/// The same, made when it is not there. Whoever removes it holds its lock, so that what we lock may be gone already.
-fn lock_made(dir: &Path) -> Result<Flock<File>> {
-    loop {
-        private_dir(dir)?;
-        let locked = match lock(dir) {
-            Err(e) if e.kind() == Kind::NotFound => continue,
-            locked => locked?,
-        };
-        let what = || format!("look at {}", dir.display());
-        let ours = locked.metadata().context(what)?;
-        match fs::metadata(dir) {
-            Ok(there) if there.ino() == ours.ino() => return Ok(locked),
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(Error::io(what(), e)),
-            _ => {}
-        }
-    }
 }
 
 fn read(path: &Path) -> Result<Option<String>> {
@@ -195,7 +172,7 @@ mod tests {
         fs::remove_dir(host.pod_dir("a1")).unwrap();
         assert_eq!(reserve(&host, "web", "b2").unwrap(), Reserved::New);
         release(&host, "web", "b2").unwrap();
-        assert!(!directory(&host).exists());
+        assert_eq!(fs::read_dir(directory(&host)).unwrap().count(), 0);
         assert_eq!(lookup(&host, "../web"), None);
     }
 

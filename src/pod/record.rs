@@ -15,6 +15,7 @@ use crate::error::{Context, Error, Kind, Result};
 use crate::infra::{InfraSpec, PodFilePaths};
 use crate::network::PortMapping;
 use crate::process::Identity;
+use crate::sys::dir::check_private;
 
 /// File name of the journal.
 pub const FILE: &str = "journal.json";
@@ -169,6 +170,15 @@ pub struct Effects {
     pub infra: Effect,
 }
 
+impl Effects {
+    /// Something that StartSandbox makes is there, or may be.
+    pub fn owe_creation(&self) -> bool {
+        [self.cgroup, self.netns, self.cni, self.infra]
+            .iter()
+            .any(|effect| *effect != Effect::None)
+    }
+}
+
 impl Default for Effects {
     fn default() -> Self {
         Self {
@@ -209,7 +219,7 @@ pub enum Found {
 /// # Errors
 /// Denied when the directory is not ours alone: what the journal says will be signalled, unmounted and removed.
 pub fn read(dir: &Path) -> Result<Record> {
-    super::journal::check_owner(dir)?;
+    check_private(dir)?;
     let path = dir.join(FILE);
     let text = fs::read(&path).context(|| format!("read {}", path.display()))?;
     let id = dir.file_name().unwrap_or_default().display();
