@@ -40,10 +40,16 @@ impl Failure {
         Self { code, error: None }
     }
 
-    /// A container or exec could not be started: 127 and 126 as shells use them, else 125.
-    pub fn of_start(error: Error) -> Self {
+    /// `command` could not be started in a container: 127 and 126 as shells use them, else 125. Not every runtime says
+    /// which command it was.
+    pub fn of_start(command: &str, error: Error) -> Self {
         let code = start_code(&error.to_string());
-        Self::new(code, error)
+        let why = match code {
+            NOT_FOUND => "no such command in the container's root file system",
+            CANNOT_RUN => "it is there and cannot be executed",
+            _ => return Self::new(code, error),
+        };
+        Self::new(code, error.within(format!("run {command:?}: {why}")))
     }
 
     /// The exit code.
