@@ -10,18 +10,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
+use serde_json::Value;
 
 use crate::client::{self, Client};
 use crate::error::{Context, Error, Kind, Result};
 use crate::pod::record::Record;
 use crate::proto::any;
-use crate::proto::runc_options::oci::Options;
+use crate::proto::runtimeoptions::runtimeoptions::Options;
 use crate::proto::task_v3::shim::{CreateTaskRequest, DeleteRequest, StartRequest};
 
 use super::attach::Attach;
 use super::failure::Failure;
 use super::host::{Host, private_dir};
+use super::select;
 use super::spec::{self, Wish};
+use super::supervisor::label;
 
 /// The OCI runtime's own bound is 4 minutes; the answer needs a moment more.
 const CREATE_LIMIT: Duration = Duration::from_secs(250);
@@ -48,8 +51,21 @@ pub struct Workload {
 /// The root file system as an absolute path without links; it has to be a directory.
 pub fn check_rootfs(path: &Path) -> Result<PathBuf> {
     let next = "give a directory that holds the container's files with --rootfs";
-    let found = fs::canonicalize(path)
-        .map_err(|e| Error::io(format!("use rootfs {} ({next})", path.display()), e))?;
+    let found = match fs::canonicalize(path) {
+        Ok(found) => found,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::new(
+                Kind::NotFound,
+                format!("use rootfs {}: it is not there; {next}", path.display()),
+            ));
+        }
+        Err(e) => {
+            return Err(Error::io(
+                format!("use rootfs {} ({next})", path.display()),
+                e,
+            ));
+        }
+    };
     if !found.is_dir() {
         return Err(Error::new(
             Kind::Invalid,
@@ -85,15 +101,21 @@ pub async fn start(
     let dir = host.pod_dir(&pod.id);
     let bundle = dir.join("bundles").join(id);
     if pod.containers.contains_key(id) || bundle.exists() {
-        return Err(Failure::no_such(
+        let (name, pod) = (select::container_name(&pod.id, id), label(pod));
+        return Err(Error::new(
             Kind::Exists,
-            format!("add container {id}: the pod has one with this name; choose another"),
-        ));
+            format!(
+                "add container {name:?} to pod {pod}: it has one with this name; choose another"
+            ),
+        )
+        .into());
     }
     let log = log_path(&dir, id);
+    let command = work.args.first().map_or("", String::as_str);
+    let root = host.config.oci_root();
     let made = write_bundle(host, pod, id, work, &bundle, &log);
     let started = match made {
-        Ok(()) => run(client, host, id, &bundle, &log, attach).await,
+        Ok(()) => run(client, &root, id, &bundle, &log, attach, command).await,
         Err(e) => Err(e.into()),
     };
     if started.is_err() {
@@ -121,7 +143,12 @@ pub async fn delete(client: &Client, id: &str, exec_id: &str) -> Result<()> {
 }
 
 /// Task.Start of a container (`exec_id` empty) or of an exec.
-pub async fn start_process(client: &Client, id: &str, exec_id: &str) -> Result<(), Failure> {
+pub async fn start_process(
+    client: &Client,
+    id: &str,
+    exec_id: &str,
+    command: &str,
+) -> Result<(), Failure> {
     let request = StartRequest {
         id: id.to_owned(),
         exec_id: exec_id.to_owned(),
@@ -133,7 +160,7 @@ pub async fn start_process(client: &Client, id: &str, exec_id: &str) -> Result<(
         .await;
     answer
         .map(drop)
-        .map_err(|e| Failure::of_start(client::from_ttrpc("start the workload", e)))
+        .map_err(|e| Failure::of_start(command, client::from_ttrpc("start the workload", e)))
 }
 
 /// Removes a container that has ended: task, bundle, log.
@@ -165,17 +192,21 @@ pub fn log_files(dir: &Path, id: &str) -> Vec<PathBuf> {
 
 async fn run(
     client: &Client,
-    host: &Host,
+    root: &Path,
     id: &str,
     bundle: &Path,
     log: &Path,
     attach: Option<&Attach>,
+    command: &str,
 ) -> Result<(), Failure> {
+    // Which OCI runtime: the supervisor's choice, which it leaves to daemons otherwise. The key is ours, so it goes as TOML;
+    // a JSON string is one of TOML's.
+    let root = Value::from(root.display().to_string());
     let options = Options {
-        root: host.config.oci_root().display().to_string(),
+        config_body: format!("PreferCrun = true\nRoot = {root}\n").into_bytes(),
         ..Default::default()
     };
-    let options = any::pack(any::RUNC_OPTIONS, &options)
+    let options = any::pack(any::RUNTIME_OPTIONS, &options)
         .map_err(|e| Error::caused(Kind::Invalid, "encode the runtime's options", e))?;
     let streams = log_uri(log, attach);
     let request = CreateTaskRequest {
@@ -191,8 +222,8 @@ async fn run(
         .task()
         .create(client::context(Some(CREATE_LIMIT)), &request)
         .await
-        .map_err(|e| Failure::of_start(client::from_ttrpc("start the workload", e)))?;
-    start_process(client, id, "").await
+        .map_err(|e| Failure::of_start(command, client::from_ttrpc("start the workload", e)))?;
+    start_process(client, id, "", command).await
 }
 
 /// The log always; whoever is attached gets a copy through fifos.
