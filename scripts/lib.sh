@@ -34,9 +34,10 @@ cni_plugins() {
 # is not there, and a grep that finds nothing, are no failures: a caller under `set -e` must get the whole list.
 residue_list() {
   {
-    for p in /proc/[0-9]*; do
-      c=$(tr '\0' ' ' <"$p/cmdline" 2>/dev/null) || continue
-      case $c in *containerd-shim-podvisor*|*podvisor-infra*) echo "process ${p#/proc/} $c" ;; esac
+    # The brackets keep grep from finding itself.
+    grep -alE 'containerd-shim-podviso[r]|podvisor-infr[a]' /proc/[0-9]*/cmdline 2>/dev/null | while IFS=/ read -r _ _ pid _; do
+      c=$(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline") || continue
+      echo "process $pid $c"
     done
     find /run/netns -mindepth 1 -printf 'netns %p\n' 2>/dev/null || true
     awk '/podvisor/ || / - nsfs / { print "mount " $5 }' /proc/self/mountinfo

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
-use serde_json::Value;
+use protobuf::well_known_types::any::Any;
+use serde_json::json;
 
 use crate::client::{self, Client};
 use crate::error::{Context, Error, Kind, Result};
@@ -199,15 +200,7 @@ async fn run(
     attach: Option<&Attach>,
     command: &str,
 ) -> Result<(), Failure> {
-    // Which OCI runtime: the supervisor's choice, which it leaves to daemons otherwise. The key is ours, so it goes as TOML;
-    // a JSON string is one of TOML's.
-    let root = Value::from(root.display().to_string());
-    let options = Options {
-        config_body: format!("PreferCrun = true\nRoot = {root}\n").into_bytes(),
-        ..Default::default()
-    };
-    let options = any::pack(any::RUNTIME_OPTIONS, &options)
-        .map_err(|e| Error::caused(Kind::Invalid, "encode the runtime's options", e))?;
+    let options = runtime_options(root)?;
     let streams = log_uri(log, attach);
     let request = CreateTaskRequest {
         id: id.to_owned(),
@@ -224,6 +217,18 @@ async fn run(
         .await
         .map_err(|e| Failure::of_start(command, client::from_ttrpc("start the workload", e)))?;
     start_process(client, id, "", command).await
+}
+
+/// Ours, as TOML: only there can be said that the configured runtime is wanted, else crun where it runs.
+fn runtime_options(root: &Path) -> Result<Any> {
+    const WHAT: &str = "encode the runtime's options";
+    let table = json!({ "PreferCrun": true, "Root": root });
+    let body = basic_toml::to_string(&table).map_err(|e| Error::caused(Kind::Invalid, WHAT, e))?;
+    let options = Options {
+        config_body: body.into_bytes(),
+        ..Default::default()
+    };
+    any::pack(any::RUNTIME_OPTIONS, &options).map_err(|e| Error::caused(Kind::Invalid, WHAT, e))
 }
 
 /// The log always; whoever is attached gets a copy through fifos.
@@ -317,6 +322,16 @@ mod tests {
             check_rootfs(&file).map_err(|e| e.kind()),
             Err(Kind::Invalid)
         );
+    }
+
+    #[test]
+    fn the_configured_runtime_is_asked_for_and_odd_paths_are_kept() {
+        for root in ["/run/podvisor/oci", "/a \"b\"\\/c"] {
+            let sent = runtime_options(Path::new(root)).unwrap();
+            let read = crate::spec::options::Options::decode(&sent).unwrap();
+            assert!(read.prefer_crun && read.binary.is_empty());
+            assert_eq!(read.root, root);
+        }
     }
 
     #[test]
