@@ -87,7 +87,10 @@ fn start_code(text: &str) -> u8 {
     if about_exec && text.contains("no such file or directory") {
         return NOT_FOUND;
     }
-    let refused = text.contains("permission denied") || text.contains("is a directory");
+    // crun says "not permitted" of a directory.
+    let refused = text.contains("permission denied")
+        || text.contains("is a directory")
+        || text.contains("open executable: operation not permitted");
     if text.contains("exec format error") || (refused && text.contains("exec")) {
         return CANNOT_RUN;
     }
@@ -114,6 +117,7 @@ mod tests {
             (r#"exec: "/etc/passwd": permission denied"#, 126),
             (r#"exec: "/bin": is a directory: permission denied"#, 126),
             ("exec /x: Exec format error", 126),
+            ("crun create: open executable: Operation not permitted", 126),
             ("make cgroup: permission denied", 125),
             ("open /run/x: No such file or directory", 125),
         ] {
