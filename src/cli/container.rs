@@ -173,7 +173,7 @@ async fn run(
     log: &Path,
     attach: Option<&Attach>,
 ) -> Result<(), Failure> {
-    let options = runtime_options(&host.oci_root())?;
+    let options = runtime_options(&host.config.oci_root())?;
     let streams = log_uri(log, attach);
     let request = CreateTaskRequest {
         id: id.to_owned(),
@@ -241,8 +241,9 @@ fn write_bundle(
     // A supervisor that did not say where the pod's cgroup is gets the place the configuration names.
     let parent = pod.cgroup.clone().unwrap_or_else(|| {
         format!(
-            "{}/{}",
+            "{}/{}+{}",
             host.config.cgroup_parent.trim_end_matches('/'),
+            pod.namespace,
             pod.id
         )
     });
@@ -262,7 +263,7 @@ fn write_bundle(
     if let Some(logs) = log.parent() {
         private_dir(logs)?;
     }
-    private_dir(&host.oci_root())?;
+    private_dir(&host.config.oci_root())?;
     let path = bundle.join("config.json");
     let mut file = OpenOptions::new()
         .write(true)

@@ -12,6 +12,7 @@ mod conf;
 mod disk;
 mod markers;
 pub mod netns;
+mod orphans;
 mod plugin;
 mod result;
 
@@ -24,6 +25,7 @@ use serde_json::{Map, Value};
 pub use cni::{add, del};
 pub use conf::{NetworkConf, list_confs, load_conf};
 pub use markers::NetworkRecord;
+pub use orphans::kill_orphans;
 
 use crate::error::{Error, Kind, Result};
 
