@@ -23,11 +23,11 @@ use crate::network::{self, Attachment, NetworkConf, netns};
 use crate::process::Child;
 use crate::undo::Report;
 
-/// How long a stop that comes meanwhile lets a roll-back go on; well within the 4 s in which `delete` answers.
-const ROLL_BACK_GRACE: Duration = Duration::from_secs(2);
-
 /// How long a roll-back holds up the next try of the same pod.
 const ROLL_BACK_BUDGET: Duration = Duration::from_secs(90);
+
+/// How long a roll-back may go on when a stop is waiting: long enough for a DEL that works to end, and be the only one.
+const OVERTAKEN_GRACE: Duration = Duration::from_secs(5);
 
 impl Pod {
     /// CreateSandbox's own effects: the record, directories, pod files and shm.
@@ -119,12 +119,8 @@ impl Pod {
                 outcome.send_replace(Some(Outcome::Failed(told_as(&error), error.to_string())));
                 tokio::select! {
                     () = self.roll_back() => {}
-                    // A stop has limits of its own and begins where this was dropped. Not at once: it would kill a DEL
-                    // that is nearly done, and begin it again.
-                    () = async {
-                        job.cancelled().await;
-                        tokio::time::sleep(ROLL_BACK_GRACE).await;
-                    } => {}
+                    // A stop has limits of its own and begins where this was dropped; a DEL killed half-way is sent again.
+                    () = overtaken(&job) => {}
                 }
             }
         }
@@ -538,6 +534,12 @@ fn refuse_foreign(group: &Group) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Resolves when somebody has been waiting for the job to stop for some time.
+async fn overtaken(job: &Job) {
+    job.cancelled().await;
+    tokio::time::sleep(OVERTAKEN_GRACE).await;
 }
 
 fn stopping() -> Error {

@@ -3,6 +3,7 @@
 
 use super::peers::Peer;
 use std::path::PathBuf;
+use std::process::Command;
 
 /// Namespaces, mounts and cgroups need root.
 pub fn root() -> bool {
@@ -33,6 +34,14 @@ pub fn cni_peer(name: &str) -> Option<PathBuf> {
     let dir = super::peers::peers_dir().join(name).join("bin");
     let found = dir.join("bridge").is_file();
     (found || missing(&format!("{name}: run scripts/setup --peers"))).then_some(dir)
+}
+
+/// An emulated machine: qemu and a kernel for it.
+pub fn lab() -> bool {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/lab");
+    let ready = Command::new(script).arg("--ready").output();
+    ready.is_ok_and(|output| output.status.success())
+        || missing("qemu and a kernel for it: run scripts/setup --lab")
 }
 
 /// Where a program is.
