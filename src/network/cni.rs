@@ -145,7 +145,11 @@ async fn del_slot(config: &Config, reaper: &Reaper, slot: &Slot, limit: Duration
             .await
             .map_err(|e| e.within(what()))?;
     }
-    slot.set_stopped()?;
+    if let Err(error) = slot.set_stopped() {
+        // A full disk has no room for the marker, but what says that a DEL is owed can be taken away.
+        tracing::warn!(%error, "mark the network as stopped");
+        slot.forget_started()?;
+    }
     for Owed {
         conf, attachment, ..
     } in &owed

@@ -209,6 +209,12 @@ impl Slot {
         self.write(STOPPED, &json!({"at": clock::rfc3339(SystemTime::now())}))
     }
 
+    /// The other way to say that the DEL succeeded; needs no space.
+    pub(super) fn forget_started(&self) -> Result<()> {
+        disk::remove_file(&self.path(STARTED))?;
+        disk::sync_dir(&self.dir)
+    }
+
     /// The ADD as it was begun.
     pub(super) fn started(&self) -> Result<(NetworkConf, Attachment)> {
         let started: Started = self.read(STARTED)?;

@@ -26,6 +26,15 @@ const CGROUP_LIMIT: Duration = Duration::from_secs(10);
 /// One container's undo: an OCI runtime's `delete --force` and unmounts.
 const CONTAINER_LIMIT: Duration = Duration::from_secs(60);
 
+/// The cgroup of a pod whose caller names none: ids are free in each namespace, so both are in it.
+pub(super) fn cgroup_of(config: &Config, namespace: &str, id: &str) -> String {
+    // Neither may hold a '+', so no two pods share a path; and no directory is left behind by the last pod of a namespace.
+    format!(
+        "{}/{namespace}+{id}",
+        config.cgroup_parent.trim_end_matches('/')
+    )
+}
+
 /// Which parts to undo.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scope {

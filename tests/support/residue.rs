@@ -306,7 +306,8 @@ fn files(all: &mut Vec<String>) {
             let top = path.parent() == Some(Path::new(root));
             // Kept for the boot on purpose: what was learnt of the daemon's and the plugins' versions, and the networks.
             let kept = [".daemon-versions", ".plugin-versions", ".network-configs"];
-            let ours = top && (kind.is_dir() || kept.contains(&file_name(path).as_str()));
+            let ours = top && (kind.is_dir() || kept.contains(&file_name(path).as_str()))
+                || (kind.is_dir() && is_frame(path.strip_prefix(root).unwrap_or(path)));
             if !ours && !kind.is_socket() {
                 all.push(format!("state {}", path.display()));
             }
@@ -334,6 +335,12 @@ fn files(all: &mut Vec<String>) {
             }
         }
     });
+}
+
+/// A directory that stands as long as its namespace's, empty or not: where the names are, and the OCI runtimes' root.
+fn is_frame(below: &Path) -> bool {
+    let parts: Vec<_> = below.iter().map(|part| part.to_string_lossy()).collect();
+    parts.len() == 2 && (parts[1] == ".names" || parts[0] == "oci")
 }
 
 /// The descriptors of a process by kind, without the numbers that differ each time.
