@@ -174,7 +174,7 @@ fn a_plugin_that_does_not_speak_the_version_is_named_with_what_it_speaks() {
         );
 
         // Another executable under the same name is asked again; one that does not answer may do its work.
-        let [_, mute] = fakes("pods", "1.0.0", ["one", "old"]);
+        let [_one, mute] = fakes("pods", "1.0.0", ["one", "old"]);
         mute.on("VERSION", &[Act::Exit(1)]);
         pod.add(&reaper).await.unwrap();
         pod.gone(&reaper).await;
