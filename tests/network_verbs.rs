@@ -6,6 +6,7 @@
 )]
 
 #[path = "network/pod.rs"]
+#[allow(dead_code, reason = "other tests use the rest of it")]
 mod pod;
 mod support;
 
@@ -84,7 +85,7 @@ fn check_of_real_plugins_is_good_and_names_what_is_gone() {
             "podvisor-{}",
             pod.attachment.netns.file_name().unwrap().to_str().unwrap()
         );
-        pod::ip(&["netns", "exec", &link, "ip", "link", "del", "eth0"]);
+        pod::ip(&["netns", "exec", &link, "ip", "route", "del", "default"]);
         let bad = network::check(&pod.config, &reaper, &pod.record)
             .await
             .unwrap();
