@@ -12,7 +12,7 @@ use crate::proto::sandbox::sandbox::SandboxStatusRequest;
 
 use super::failure::Failure;
 use super::host::Host;
-use super::{output, ps, select, supervisor};
+use super::{names, output, ps, select, supervisor};
 
 /// Status is answered from a snapshot.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ pub struct Args {
     /// Print JSON; this is what it does anyway.
     #[arg(long, conflicts_with = "stages")]
     json: bool,
-    /// Names, ids, or beginnings of them.
+    /// Names, ids, or beginnings of ids.
     #[arg(required = true, value_name = "POD")]
     pods: Vec<String>,
 }
@@ -40,19 +40,40 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
         .map(|p| select::pod(host, p))
         .collect::<Result<_, _>>()?;
     if args.stages {
-        found.iter().for_each(stages);
-        return Ok(0);
+        return stages(&found);
     }
     let mut list = Vec::new();
     for pod in &found {
-        list.push(document(pod).await?);
+        list.push(document(host, pod).await?);
     }
     output::json(&list)?;
     Ok(0)
 }
 
-fn stages(found: &Found) {
-    let Found::Record(record) = found else { return };
+fn stages(pods: &[Found]) -> Result<u8, Failure> {
+    let mut records = Vec::new();
+    for found in pods {
+        match found {
+            Found::Record(record) => records.push(record),
+            Found::Broken { reason, .. } => {
+                return Err(Failure::no_such(
+                    Kind::State,
+                    format!("show stages: {reason}"),
+                ));
+            }
+        }
+    }
+    for (i, record) in records.iter().enumerate() {
+        if records.len() > 1 {
+            let gap = if i > 0 { "\n" } else { "" };
+            output::line(format_args!("{gap}{}:", supervisor::label(record)));
+        }
+        table(record);
+    }
+    Ok(0)
+}
+
+fn table(record: &Record) {
     let rows: Vec<Vec<String>> = record
         .stages
         .iter()
@@ -71,7 +92,7 @@ fn stages(found: &Found) {
     output::table(&["STAGE", "AT", "TOOK", "ERROR"], &rows);
 }
 
-async fn document(found: &Found) -> Result<Value> {
+async fn document(host: &Host, found: &Found) -> Result<Value> {
     let record = match found {
         Found::Record(record) => record,
         Found::Broken {
@@ -80,7 +101,7 @@ async fn document(found: &Found) -> Result<Value> {
             reason,
         } => {
             return Ok(
-                json!({ "id": id, "namespace": namespace, "status": { "state": ps::UNRECOVERED, "reason": reason } }),
+                json!({ "id": id, "name": names::of(host, id), "namespace": namespace, "status": { "state": ps::UNRECOVERED, "reason": reason } }),
             );
         }
     };

@@ -6,8 +6,8 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::client;
 use crate::error::{Error, Kind, Result};
@@ -28,6 +28,9 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 
 /// How long a supervisor may take from its last reply to its end.
 const LEAVE_LIMIT: Duration = Duration::from_secs(3);
+
+/// Pause between two looks at whether a supervisor has left.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What StopSandbox may take on top of the grace and of one DEL.
 const STOP_MARGIN: Duration = Duration::from_secs(30);
@@ -63,7 +66,10 @@ pub async fn pod(host: &Host, found: &Found, force: bool) -> Result<()> {
             }
             (record.id.as_str(), Some(record.name.clone()))
         }
-        Found::Broken { id, .. } => (id.as_str(), names::of(host, id)),
+        Found::Broken { id, .. } => {
+            dismiss(host, id).await?;
+            (id.as_str(), names::of(host, id))
+        }
     };
     if host.pod_dir(id).join(record::FILE).exists() || matches!(found, Found::Broken { .. }) {
         from_journal(host, id, force).await?;
@@ -107,7 +113,10 @@ pub fn check(host: &Host, found: &Found) -> Result<()> {
         Found::Record(r) => match r.state {
             State::Ready | State::TaskOnly => refuse(
                 label(r),
-                "it is running: stop it first with `podvisor stop`",
+                &format!(
+                    "it is running: stop it first with `podvisor stop {}`",
+                    label(r)
+                ),
             ),
             State::Starting | State::Parked => refuse(label(r), "it is being made: wait"),
             State::Created | State::NotReady | State::Stopped => Ok(()),
@@ -163,6 +172,39 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
     }
 }
 
+/// The supervisor of a pod whose record cannot be read may live; nobody else tells it to go.
+async fn dismiss(host: &Host, id: &str) -> Result<()> {
+    let Some(socket) = own_socket(host, &host.pod_dir(id)).filter(|s| client::is_live(s)) else {
+        return Ok(());
+    };
+    let request = ShutdownSandboxRequest {
+        sandbox_id: id.to_owned(),
+        ..Default::default()
+    };
+    let answer = client::retry_closed(&socket.to_string_lossy(), |client| {
+        let request = request.clone();
+        async move {
+            let answer = client
+                .sandbox()
+                .shutdown_sandbox(client::context(Some(SHUTDOWN_LIMIT)), &request)
+                .await;
+            answer
+                .map(drop)
+                .map_err(|e| client::from_ttrpc("shut down its supervisor", e))
+        }
+    })
+    .await;
+    match answer {
+        Err(e) if !ended(&e) => return Err(e.within(format!("remove pod {id}"))),
+        _ => {}
+    }
+    let end = Instant::now() + LEAVE_LIMIT;
+    while client::is_live(&socket) && Instant::now() < end {
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    Ok(())
+}
+
 /// The supervisor has died, or left without forgetting everything.
 async fn from_journal(host: &Host, id: &str, force: bool) -> Result<()> {
     let budget = host.config.del_timeout() + STOP_MARGIN;
@@ -198,7 +240,7 @@ fn owed(host: &Host, id: &str, force: bool) -> Result<()> {
     if !force {
         return Err(Error::new(
             Kind::Busy,
-            format!("{what}; try again, or remove the rest now with `podvisor rm -f`"),
+            format!("{what}; try again, or remove the rest now with `podvisor rm -f {id}`"),
         ));
     }
     output::complain(format!(
@@ -231,17 +273,18 @@ fn forget(host: &Host, id: &str, name: Option<&str>) -> Result<()> {
     }
 }
 
-/// The socket of a supervisor that was killed, when its record could not say where: `start` has left the address in the
-/// bundle. Only one of ours that nobody listens on.
+/// The socket of a supervisor that was killed, when its record could not say where. Only one that nobody listens on.
 fn remove_socket(host: &Host, dir: &Path) {
-    let Ok(address) = fs::read_to_string(dir.join("bundle").join("address")) else {
-        return;
-    };
-    let address = address.trim();
-    let path = Path::new(address.strip_prefix("unix://").unwrap_or(address));
-    if path.parent() == Some(&host.config.runtime_root.join("s")) && !client::is_live(path) {
+    if let Some(path) = own_socket(host, dir).filter(|path| !client::is_live(path)) {
         let _ = fs::remove_file(path);
     }
+}
+
+/// `start` has left the address in the bundle; only one in our own directory of sockets is believed.
+fn own_socket(host: &Host, dir: &Path) -> Option<PathBuf> {
+    let address = fs::read_to_string(dir.join("bundle").join("address")).ok()?;
+    let path = PathBuf::from(client::path_of(address.trim()));
+    (path.parent() == Some(&host.config.runtime_root.join("s"))).then_some(path)
 }
 
 fn mount_below(dir: &Path) -> Result<Option<String>> {
