@@ -53,6 +53,8 @@ pub struct Cni {
     pub add_timeout: f64,
     /// Bound of one DEL chain, seconds.
     pub del_timeout: f64,
+    /// How long a supervisor whose pod is gone stays to retry a DEL that is still owed, seconds.
+    pub keeper_time: f64,
 }
 
 /// The `[parking]` table.
@@ -93,6 +95,7 @@ impl Default for Cni {
             cache_dir: "/var/lib/cni".into(),
             add_timeout: 300.0,
             del_timeout: 60.0,
+            keeper_time: 600.0,
         }
     }
 }
@@ -130,6 +133,7 @@ impl Config {
             ("idle_timeout", config.idle_timeout),
             ("cni.add_timeout", config.cni.add_timeout),
             ("cni.del_timeout", config.cni.del_timeout),
+            ("cni.keeper_time", config.cni.keeper_time),
             ("parking.interval", config.parking.interval),
         ] {
             // A million seconds is eleven days; from_secs_f64 panics on what this excludes.
@@ -160,6 +164,11 @@ impl Config {
     /// Bound of one DEL chain.
     pub fn del_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.cni.del_timeout)
+    }
+
+    /// How long a keeper of an owed DEL stays.
+    pub fn keeper_time(&self) -> Duration {
+        Duration::from_secs_f64(self.cni.keeper_time)
     }
 
     /// Runtime directory of one sandbox: `/run/podvisor/<namespace>/<id>`. Both parts must be checked ids.

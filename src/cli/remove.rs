@@ -7,7 +7,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::client;
 use crate::error::{Error, Kind, Result};
@@ -28,6 +28,12 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 
 /// How long a supervisor may take from its last reply to its end.
 const LEAVE_LIMIT: Duration = Duration::from_secs(3);
+
+/// How often it is looked whether it has become a keeper.
+const LEAVE_POLL: Duration = Duration::from_millis(50);
+
+/// How long what fails is retried when there is no supervisor, as long as that would. Each try has its own bound.
+const RESCUE_BUDGET: Duration = Duration::from_secs(5);
 
 /// What StopSandbox may take on top of the grace and of one DEL.
 const STOP_MARGIN: Duration = Duration::from_secs(30);
@@ -146,7 +152,10 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
     match answer {
         Ok(()) => {
             // It may stay as the keeper of what it still owes; then it has closed its socket and needs nothing of ours.
-            own.wait_gone(LEAVE_LIMIT).await;
+            let network = NetworkRecord::at(&host.config, &host.namespace, &record.id);
+            let kept = || network.owes_del() && !network.is_held();
+            let end = Instant::now() + LEAVE_LIMIT;
+            while !own.wait_gone(LEAVE_POLL).await && !kept() && Instant::now() < end {}
             Ok(())
         }
         Err(e) if ended(&e) && own.wait_gone(LEAVE_LIMIT).await => Ok(()),
@@ -165,13 +174,12 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
 
 /// The supervisor has died, or left without forgetting everything.
 async fn from_journal(host: &Host, id: &str, force: bool) -> Result<()> {
-    let budget = host.config.del_timeout() + STOP_MARGIN;
     match pod::rescue(
         &host.config,
         host.reaper().await?,
         &host.namespace,
         id,
-        budget,
+        RESCUE_BUDGET,
     )
     .await
     {
@@ -202,7 +210,7 @@ fn owed(host: &Host, id: &str, force: bool) -> Result<()> {
         ));
     }
     output::complain(format!(
-        "{what}; the pod is gone, its addresses are not free until that has been done"
+        "{what}; the pod is gone, its addresses are not free until that has been done: it is retried, `podvisor rm` hurries it"
     ));
     Ok(())
 }

@@ -93,6 +93,19 @@ async fn del_owed(
     if !record.owes_del() {
         return Ok(());
     }
+    let sent = send_owed(config, reaper, record, limit).await;
+    if let Err(error) = &sent {
+        record.note_failure(error);
+    }
+    sent
+}
+
+async fn send_owed(
+    config: &Config,
+    reaper: &Reaper,
+    record: &NetworkRecord,
+    limit: Duration,
+) -> Result<()> {
     let begun = Instant::now();
     let owed = record.owed(config)?;
     for Owed {

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::{AddResult, Attachment, NetworkConf, cache, conf, disk, netns};
+use super::{AddResult, Attachment, NetworkConf, cache, conf, disk, netns, owed};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
@@ -125,7 +125,7 @@ impl NetworkRecord {
         }
         self.make_dir()?;
         // The old add-started goes first: between the two steps nothing is owed, as before.
-        let stale: Vec<PathBuf> = [STARTED, PARTIAL, RESULT, STOPPED]
+        let stale: Vec<PathBuf> = [STARTED, PARTIAL, RESULT, STOPPED, owed::OWED]
             .map(|name| self.dir.join(name))
             .into_iter()
             .filter(|path| path.exists())
@@ -340,7 +340,7 @@ impl NetworkRecord {
     }
 
     /// Each level is checked: who can write to one of them decides what is run as root.
-    fn make_dir(&self) -> Result<()> {
+    pub(super) fn make_dir(&self) -> Result<()> {
         let what = || format!("record the network of sandbox {:?}", self.sandbox_id);
         let root = self.dir.parent().unwrap_or(&self.dir);
         [root.parent().unwrap_or(root), root, &self.dir]
@@ -386,6 +386,10 @@ fn open(dir: PathBuf) -> (String, String, NetworkRecord) {
         record
             .read::<Started>(STARTED)
             .map(|s| (s.namespace, s.sandbox_id))
+    });
+    let known = known.or_else(|e| {
+        let holder = record.holder().ok_or(e)?;
+        Ok::<_, Error>((holder.namespace, holder.sandbox_id))
     });
     if let Ok((namespace, sandbox_id)) = known {
         record.namespace = namespace;

@@ -12,6 +12,7 @@ mod conf;
 mod disk;
 mod markers;
 pub mod netns;
+mod owed;
 mod plugin;
 mod result;
 
@@ -24,6 +25,7 @@ use serde_json::{Map, Value};
 pub use cni::{add, del};
 pub use conf::{NetworkConf, list_confs, load_conf};
 pub use markers::NetworkRecord;
+pub use owed::{Debt, FIRST_PAUSE, Holder, LONGEST_PAUSE};
 
 use crate::error::{Error, Kind, Result};
 

@@ -35,6 +35,8 @@ pub(super) struct Scope {
     pub files: bool,
     /// Processes of the pod's own cgroup that belong to nothing we know.
     pub strays: bool,
+    /// DEL, and then the netns.
+    pub network: bool,
 }
 
 impl Scope {
@@ -44,6 +46,7 @@ impl Scope {
             containers: false,
             files: false,
             strays: false,
+            network: true,
         }
     }
 
@@ -53,6 +56,7 @@ impl Scope {
             containers: false,
             files: true,
             strays: true,
+            network: true,
         }
     }
 
@@ -62,6 +66,7 @@ impl Scope {
             containers: true,
             files: true,
             strays: true,
+            network: true,
         }
     }
 }
@@ -100,7 +105,7 @@ pub(super) async fn undo(
             run,
         ));
     }
-    if record.network.ours {
+    if scope.network && record.network.ours {
         if disk.owes_del() {
             let disk = disk.clone();
             let limit = config.del_timeout();
@@ -136,7 +141,7 @@ pub(super) fn verdict(report: &Report) -> Result<()> {
     let network_only = report
         .owed
         .iter()
-        .all(|(n, _)| matches!(*n, "cni-del" | "netns"));
+        .all(|(n, _)| is_network(n));
     Err(if network_only {
         Error::new(
             Kind::Busy,
@@ -275,5 +280,10 @@ pub(super) fn is_over(record: &Record, report: &Report) -> bool {
         && report
             .owed
             .iter()
-            .all(|(n, _)| matches!(*n, "cni-del" | "netns"))
+            .all(|(n, _)| is_network(n))
+}
+
+/// Steps that the network's own record on disk remembers.
+pub(super) fn is_network(step: &str) -> bool {
+    matches!(step, "cni-del" | "netns")
 }
