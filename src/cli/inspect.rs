@@ -7,12 +7,13 @@ use serde_json::{Map, Value, json};
 use crate::client;
 use crate::clock;
 use crate::error::{Error, Kind, Result};
+use crate::pod::gc::OwedNetwork;
 use crate::pod::record::{Found, Record};
 use crate::proto::sandbox::sandbox::SandboxStatusRequest;
 
 use super::failure::Failure;
 use super::host::Host;
-use super::{output, ps, select, supervisor};
+use super::{output, owed, ps, select, supervisor};
 
 /// Status is answered from a snapshot.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -34,25 +35,36 @@ pub struct Args {
 
 /// Runs the verb.
 pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
-    let found: Vec<Found> = args
-        .pods
-        .iter()
-        .map(|p| select::pod(host, p))
-        .collect::<Result<_, _>>()?;
+    let find = |target: &String| match select::pod(host, target) {
+        Ok(found) => Ok(Shown::Pod(found)),
+        Err(unknown) => owed::find(host, target)?.map(Shown::Owed).ok_or(unknown),
+    };
+    let shown: Vec<Shown> = args.pods.iter().map(find).collect::<Result<_, _>>()?;
     if args.stages {
-        found.iter().for_each(stages);
+        shown.iter().for_each(stages);
         return Ok(0);
     }
     let mut list = Vec::new();
-    for pod in &found {
-        list.push(document(pod).await?);
+    for pod in &shown {
+        list.push(match pod {
+            Shown::Pod(found) => document(found).await?,
+            Shown::Owed(owed) => owed::document(owed),
+        });
     }
     output::json(&list)?;
     Ok(0)
 }
 
-fn stages(found: &Found) {
-    let Found::Record(record) = found else { return };
+/// A pod that is there, or one of which only the network is.
+enum Shown {
+    Pod(Found),
+    Owed(OwedNetwork),
+}
+
+fn stages(shown: &Shown) {
+    let Shown::Pod(Found::Record(record)) = shown else {
+        return;
+    };
     let rows: Vec<Vec<String>> = record
         .stages
         .iter()

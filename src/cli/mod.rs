@@ -15,6 +15,7 @@ mod create;
 mod each;
 mod exec;
 mod failure;
+mod gc;
 mod host;
 mod inspect;
 mod logs;
@@ -22,6 +23,7 @@ mod make;
 mod names;
 mod network;
 mod output;
+mod owed;
 mod parse;
 mod plan;
 mod progress;
@@ -88,6 +90,8 @@ enum Verb {
     Wait(wait::Args),
     /// Networks that pods can be given.
     Network(network::Args),
+    /// Undo what supervisors that have died, and reboots, have left.
+    Gc(gc::Args),
     /// Show the version.
     Version(version::Args),
 }
@@ -139,6 +143,7 @@ fn act(command: Command) -> Result<u8, Failure> {
             Verb::Rm(args) => rm::run(&host, args).await,
             Verb::Wait(args) => wait::run(&host, args).await,
             Verb::Network(args) => network::run(&host, &args),
+            Verb::Gc(args) => gc::run(&host, &args).await,
             Verb::Version(args) => version::run(&args),
         }
     };

@@ -72,7 +72,12 @@ pub async fn pod(host: &Host, found: &Found, force: bool) -> Result<()> {
         Found::Broken { id, .. } => (id.as_str(), names::of(host, id)),
     };
     if host.pod_dir(id).join(record::FILE).exists() || matches!(found, Found::Broken { .. }) {
-        from_journal(host, id, force).await?;
+        let undone = from_journal(host, id, force).await;
+        // Nothing but the network's own record is left: it is listed by that, and the rest must not stand in its way.
+        if undone.is_err() && !host.pod_dir(id).join(record::FILE).exists() && owes(host, id) {
+            forget(host, id, name.as_deref())?;
+        }
+        undone?;
     }
     owed(host, id, force)?;
     forget(host, id, name.as_deref())
@@ -195,10 +200,10 @@ async fn from_journal(host: &Host, id: &str, force: bool) -> Result<()> {
 
 /// A DEL that is still owed is on record beside the pod and survives it.
 fn owed(host: &Host, id: &str, force: bool) -> Result<()> {
-    let network = NetworkRecord::at(&host.config, &host.namespace, id);
-    if !network.owes_del() {
+    if !owes(host, id) {
         return Ok(());
     }
+    let network = NetworkRecord::at(&host.config, &host.namespace, id);
     let what = format!(
         "remove pod {id}: network clean-up pending, see {}",
         network.dir().display()
@@ -213,6 +218,10 @@ fn owed(host: &Host, id: &str, force: bool) -> Result<()> {
         "{what}; the pod is gone, its addresses are not free until that has been done: it is retried, `podvisor rm` hurries it"
     ));
     Ok(())
+}
+
+fn owes(host: &Host, id: &str) -> bool {
+    NetworkRecord::at(&host.config, &host.namespace, id).owes_del()
 }
 
 /// Directory last but one, name last.
