@@ -4,6 +4,8 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 peers=$target/peers
+lab=$target/lab
+qemu=qemu-system-x86_64
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 
 me=$(basename "$0")
@@ -44,4 +46,56 @@ residue_list() {
     find /run/podvisor /var/lib/podvisor -mindepth 2 ! \( -type d -empty \) -printf 'state %p\n' 2>/dev/null
     find /run/containerd/s -type s -printf 'socket %p\n' 2>/dev/null
   } | sort
+}
+
+# Whether scripts/setup --lab has brought a kernel.
+kernel_here() { [ -s "$lab/kernel/version" ] && [ -s "$lab/kernel/vmlinuz" ]; }
+
+# A private apt for one suite of the archive this machine already uses, in the current directory, which the caller
+# removes: the system's lists, cache and keys are not touched. Leaves its options in `private_options`.
+private_apt() {
+  local keys=/usr/share/keyrings/debian-archive-keyring.gpg signed=
+  [ ! -s "$keys" ] || signed="[signed-by=$keys] "
+  mkdir -p lists/partial cache/archives/partial
+  echo "deb $signed$(debian_mirror) $1 main" >sources.list
+  private_options=(-o "Dir::Etc::SourceList=$PWD/sources.list" -o Dir::Etc::SourceParts=/dev/null
+    -o "Dir::State::Lists=$PWD/lists" -o "Dir::Cache=$PWD/cache" -o APT::Sandbox::User=root
+    -o Acquire::Languages=none)
+  if ! apt-get "${private_options[@]}" update >update.log 2>&1; then
+    tail -n 3 update.log >&2
+    return 1
+  fi
+}
+
+# The version of a package there; nothing when there is none.
+private_version() {
+  apt-cache "${private_options[@]}" madison "$1" | awk -F' *[|] *' 'NR == 1 { print $2 }'
+}
+
+# Fetches that version of a package and unpacks it into `unpacked`.
+private_unpack() {
+  apt-get "${private_options[@]}" download "$1=$2" >download.log 2>&1 || { tail -n 3 download.log >&2; return 1; }
+  dpkg -x "$1"_*.deb unpacked
+}
+
+# matches TEXT PATTERNS: shell patterns, `|` between.
+matches() {
+  local pattern rest=$2
+  while [ -n "$rest" ]; do
+    pattern=${rest%%|*}
+    # shellcheck disable=SC2254 # the patterns are patterns
+    case $1 in $pattern) return 0 ;; esac
+    case $rest in *'|'*) rest=${rest#*|} ;; *) rest= ;; esac
+  done
+  return 1
+}
+
+# The archive this machine already uses, from one-line or deb822 sources; nothing on Ubuntu and the like.
+debian_mirror() {
+  [ "$(. /etc/os-release && echo "$ID")" = debian ] || return 0
+  {
+    awk '$1 == "URIs:" { print $2 }' /etc/apt/sources.list.d/*.sources 2>/dev/null || true
+    awk '$1 == "deb" { for (i = 2; i <= NF; i++) if ($i ~ /:\/\//) { print $i; break } }' \
+      /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null || true
+  } | awk '/debian\/?$/ && !/security/ { print; exit }'
 }

@@ -171,6 +171,11 @@ impl Config {
         Duration::from_secs_f64(self.cni.keeper_time)
     }
 
+    /// `--root` of the OCI runtime for containers the command makes; the supervisor adds the namespace.
+    pub fn oci_root(&self) -> PathBuf {
+        self.runtime_root.join("oci")
+    }
+
     /// Runtime directory of one sandbox: `/run/podvisor/<namespace>/<id>`. Both parts must be checked ids.
     pub fn sandbox_dir(&self, namespace: &str, id: &str) -> PathBuf {
         self.runtime_root.join(namespace).join(id)

@@ -25,7 +25,7 @@ use crate::error::{Context, Error, Kind, Result};
 /// How often the directories of a group are begun anew when their parent goes away meanwhile.
 const CREATE_TRIES: u32 = 10;
 
-/// One cgroup by its path below the mount points ("/podvisor/<id>").
+/// One cgroup by its path below the mount points ("/podvisor/<namespace>+<id>").
 #[derive(Clone, Debug)]
 pub struct Group {
     path: String,

@@ -172,7 +172,7 @@ async fn run(
     attach: Option<&Attach>,
 ) -> Result<(), Failure> {
     let options = Options {
-        root: host.oci_root().display().to_string(),
+        root: host.config.oci_root().display().to_string(),
         ..Default::default()
     };
     let options = any::pack(any::RUNC_OPTIONS, &options)
@@ -232,8 +232,9 @@ fn write_bundle(
     // A supervisor that did not say where the pod's cgroup is gets the place the configuration names.
     let parent = pod.cgroup.clone().unwrap_or_else(|| {
         format!(
-            "{}/{}",
+            "{}/{}+{}",
             host.config.cgroup_parent.trim_end_matches('/'),
+            pod.namespace,
             pod.id
         )
     });
@@ -253,7 +254,7 @@ fn write_bundle(
     if let Some(logs) = log.parent() {
         private_dir(logs)?;
     }
-    private_dir(&host.oci_root())?;
+    private_dir(&host.config.oci_root())?;
     let path = bundle.join("config.json");
     let mut file = OpenOptions::new()
         .write(true)

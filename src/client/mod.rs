@@ -6,12 +6,8 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::path::Path;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use tokio::net::UnixStream;
 use ttrpc::asynchronous::transport::Socket;
 use ttrpc::{Code, Error as Ttrpc};
@@ -20,6 +16,8 @@ use crate::error::{Error, Kind, Result};
 use crate::proto::events_ttrpc::events_ttrpc::EventsClient;
 use crate::proto::sandbox::sandbox_ttrpc::SandboxClient;
 use crate::proto::task_v3::shim_ttrpc::TaskClient;
+
+pub use crate::sys::socket::is_live;
 
 /// Tries of [`retry_closed`], the first included: containerd's own number.
 const TRIES: u32 = 3;
@@ -120,21 +118,6 @@ pub fn context(limit: Option<Duration>) -> ttrpc::context::Context {
     ttrpc::context::with_timeout(nanos)
 }
 
-/// Whether something listens on this socket right now. Never blocks: a full queue is a listener too.
-pub fn is_live(path: &Path) -> bool {
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let Ok(address) = UnixAddr::new(path) else {
-        return false;
-    };
-    let Ok(socket) = socket(AddressFamily::Unix, SockType::Stream, flags, None) else {
-        return false;
-    };
-    matches!(
-        connect(socket.as_raw_fd(), &address),
-        Ok(()) | Err(Errno::EAGAIN | Errno::EINPROGRESS)
-    )
-}
-
 /// Runs `call` on a fresh connection, again after "closed": at most 3 tries, 100 ms x i^2 apart.
 ///
 /// # Errors
@@ -217,16 +200,5 @@ mod tests {
         assert_eq!(context(None).timeout_nano, 0);
         assert_eq!(context(Some(Duration::ZERO)).timeout_nano, 1);
         assert_eq!(context(Some(Duration::MAX)).timeout_nano, i64::MAX);
-    }
-
-    #[test]
-    fn liveness_is_about_the_listener_and_not_the_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("s");
-        assert!(!is_live(&path));
-        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        assert!(is_live(&path));
-        drop(listener);
-        assert!(path.exists() && !is_live(&path));
     }
 }

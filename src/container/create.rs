@@ -21,6 +21,7 @@ use crate::oci::{self, Runtime};
 use crate::process::Child;
 use crate::spec::Spec;
 use crate::stdio::{self, Io};
+use crate::sys;
 
 /// Parent of the runtimes' state directories when the options name none: where daemons look.
 const DEFAULT_ROOT: &str = "/run/containerd/runc";
@@ -49,7 +50,9 @@ async fn attempt(shared: &Arc<Shared>, request: CreateRequest) -> Result<u32> {
     let layout = Layout::detect()?;
     let plan = Plan::make(shared, &layout, &request)?;
     let container = Arc::new(Container::new(plan.fixed, Inner::new(plan.record)));
-    let _turn = container.verbs.lock().await;
+    // Never waits, the container is nobody's yet: who looked whether the pod takes containers must not be overtaken by
+    // its stop before the container is in the table.
+    let _turn = container.verbs.try_lock().map_err(|_| taken())?;
     shared.insert(&container)?;
     match build(shared, &layout, &container, &request, plan.spec).await {
         Ok(pid) => Ok(pid),
@@ -64,17 +67,20 @@ async fn attempt(shared: &Arc<Shared>, request: CreateRequest) -> Result<u32> {
 struct Plan {
     fixed: Fixed,
     record: ContainerRecord,
-    /// To be written back, when the pod adds something.
+    /// To be written back, when something was added.
     spec: Option<Spec>,
 }
 
 impl Plan {
     fn make(shared: &Shared, layout: &Layout, request: &CreateRequest) -> Result<Self> {
         let mut spec = Spec::read(&request.bundle)?;
-        let changed = request
+        let joined = request
             .pod
             .as_ref()
             .is_some_and(|pod| pod_context::apply(&mut spec, pod));
+        // A Go runtime raises its own soft limit to the hard one and hands that on where the spec names none.
+        let (soft, hard) = sys::process::nofile_of_children();
+        let changed = spec.add_missing_rlimit("RLIMIT_NOFILE", soft, hard) || joined;
         let runtime = runtime(shared, layout, &request.options)?;
         let state = runtime.state_dir(&request.id);
         if state.exists() {
@@ -281,6 +287,10 @@ pub(super) fn read_pid(path: &Path) -> Result<i32> {
         .ok()
         .filter(|pid| *pid > 0)
         .ok_or_else(|| Error::new(Kind::Other, format!("{}: no pid in it", what())))
+}
+
+fn taken() -> Error {
+    Error::new(Kind::Exists, "its queue is taken; try again")
 }
 
 fn unsupported(why: &str) -> Error {

@@ -75,21 +75,25 @@ impl Prepared {
         if self.child.identity.is_alive() {
             return Ok(());
         }
+        Err(self.ended("run the infra process").await)
+    }
+
+    /// It ended by itself, or was killed: how.
+    async fn ended(&self, what: &str) -> Error {
         let exit = self.child.wait().await;
-        Err(Error::new(
-            Kind::Other,
-            format!(
-                "run the infra program: it ended at once with code {}",
-                exit.code
-            ),
-        ))
+        let how = exit.signal.map_or_else(
+            || format!("exit code {}", exit.code),
+            |signal| format!("signal {signal}"),
+        );
+        Error::new(Kind::Other, format!("{what}: it ended by itself ({how})"))
     }
 
     async fn let_go(&mut self) -> Result<()> {
-        self.go
-            .write_all(&[1])
-            .await
-            .context(|| "let the infra process go on: has it been killed?")
+        let what = "let the infra process go on";
+        match self.go.write_all(&[1]).await {
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Err(self.ended(what).await),
+            other => other.context(|| what),
+        }
     }
 
     /// The next report; None when the pipe is closed.
@@ -107,10 +111,7 @@ impl Prepared {
         match self.read().await? {
             Some(report) if report.errno == 0 => Ok(report),
             Some(report) => Err(self.failure(report)),
-            None => Err(Error::new(
-                Kind::Other,
-                "set up the infra process: it ended before it was ready",
-            )),
+            None => Err(self.ended("set up the infra process").await),
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -101,7 +101,13 @@ fn write_one(path: &str, value: &str) -> Result<()> {
     OpenOptions::new()
         .write(true)
         .open(&file)
-        .and_then(|mut open| open.write_all(value.as_bytes()))
+        .and_then(|mut open| open.write(value.as_bytes()))
+        .and_then(|taken| match taken == value.len() {
+            true => Ok(()),
+            // The kernel stops where its numbers end. What follows is no part of the setting, and a second write
+            // would be a second setting.
+            false => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        })
         .map_err(|e| {
             // No such setting, or a value the kernel does not take: the request is wrong, not the machine.
             let wrong = matches!(

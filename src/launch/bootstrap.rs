@@ -131,12 +131,14 @@ pub fn parse(input: &[u8], id: &str, namespace: &str) -> Result<Input> {
     }
 }
 
-/// The answer of `start` in the dialect of the caller. `address` is `unix:///path`.
-pub fn answer(dialect: Dialect, address: &str) -> Result<Vec<u8>> {
+/// The answer of `start` in the dialect of the caller. `address` is `unix:///path`; `served` is the Task version of the
+/// supervisor that answers there, which may be older than this executable.
+pub fn answer(dialect: Dialect, address: &str, served: u32) -> Result<Vec<u8>> {
     match dialect {
         Dialect::Plain => Ok(address.as_bytes().to_vec()),
         // The address has been checked to need no escape, but the serialiser is the one place that knows.
-        Dialect::Json(version) => {
+        Dialect::Json(wanted) => {
+            let version = wanted.min(served);
             let address = serde_json::to_string(address)
                 .map_err(|e| Error::caused(Kind::Other, "write the address as JSON", e))?;
             let text =
@@ -145,7 +147,7 @@ pub fn answer(dialect: Dialect, address: &str) -> Result<Vec<u8>> {
         }
         Dialect::Protobuf => {
             let result = BootstrapResult {
-                version: TASK_VERSION as i32,
+                version: served as i32,
                 address: address.to_owned(),
                 protocol: "ttrpc".to_owned(),
                 ..BootstrapResult::default()
@@ -274,15 +276,18 @@ mod tests {
     #[test]
     fn the_answer_speaks_each_dialect() {
         let address = "unix:///run/containerd/s/abc";
-        assert_eq!(answer(Dialect::Plain, address).unwrap(), address.as_bytes());
+        assert_eq!(
+            answer(Dialect::Plain, address, 3).unwrap(),
+            address.as_bytes()
+        );
         let json: serde_json::Value =
-            serde_json::from_slice(&answer(Dialect::Json(2), address).unwrap()).unwrap();
+            serde_json::from_slice(&answer(Dialect::Json(2), address, 3).unwrap()).unwrap();
         assert_eq!(
             json,
             serde_json::json!({"version": 2, "address": address, "protocol": "ttrpc"})
         );
         let result =
-            BootstrapResult::parse_from_bytes(&answer(Dialect::Protobuf, address).unwrap())
+            BootstrapResult::parse_from_bytes(&answer(Dialect::Protobuf, address, 3).unwrap())
                 .unwrap();
         assert_eq!(
             (

@@ -17,6 +17,7 @@ mod delete;
 mod dialect;
 mod flags;
 mod info;
+mod joined;
 mod probe;
 mod socket;
 mod start;

@@ -6,7 +6,7 @@
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::{Mode, umask};
-use nix::unistd::geteuid;
 use sha2::{Digest, Sha256};
 
 use crate::client;
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
+use crate::sys::dir::check_private;
 
 /// Longest path of a unix socket: `sun_path` has 108 bytes with the closing NUL.
 pub const PATH_MAX: usize = 107;
@@ -128,25 +128,7 @@ pub fn prepare_dir(dir: &Path) -> Result<()> {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
         Err(e) => return Err(Error::io(what(), e)),
     }
-    let found = fs::symlink_metadata(dir).context(what)?;
-    let refused = |why: &str| Err(Error::new(Kind::Denied, format!("{}: {why}", what())));
-    if !found.is_dir() {
-        return refused("it is no directory; remove it or choose another");
-    }
-    let uid = geteuid().as_raw();
-    if found.uid() != uid {
-        return refused(&format!(
-            "it belongs to uid {} and not to uid {uid}; change its owner or choose another",
-            found.uid()
-        ));
-    }
-    let mode = found.mode() & 0o7777;
-    if mode & 0o022 != 0 {
-        return refused(&format!(
-            "others can write to it (mode {mode:04o}); run chmod 0700 on it"
-        ));
-    }
-    Ok(())
+    check_private(dir)
 }
 
 fn bind(path: &Path) -> io::Result<OwnedFd> {
@@ -222,6 +204,7 @@ fn clean(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
     use std::os::unix::fs::PermissionsExt;
 
     fn directory() -> (tempfile::TempDir, PathBuf) {

@@ -26,7 +26,7 @@ use crate::launch::bootstrap::{self, Input, Params};
 use crate::launch::dialect::{self, Dialect, Signs};
 use crate::launch::flags::Flags;
 use crate::launch::socket::{self, Claim};
-use crate::launch::{answer, daemon};
+use crate::launch::{answer, daemon, joined};
 use crate::spec::options::Options;
 use crate::sys;
 
@@ -60,11 +60,13 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
     socket::prepare_dir(&config.runtime_root)?;
     let path = socket::path(&config, dir, &flags.address, &flags.namespace, &group);
     let address = address_of(&path)?;
-    let reply = bootstrap::answer(choose_dialect(&config, flags, &input), &address)?;
+    let dialect = choose_dialect(&config, flags, &input);
+    let reply = bootstrap::answer(dialect, &address, bootstrap::TASK_VERSION)?;
 
     let listener = match socket::claim(&path)? {
         Claim::Ours(listener) => listener,
         Claim::Joined => {
+            let reply = bootstrap::answer(dialect, &address, joined::served(dialect, &address))?;
             write_address(&bundle, &address)?;
             answer(&reply)?;
             return Ok(ExitCode::SUCCESS);

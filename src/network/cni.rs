@@ -126,7 +126,11 @@ async fn send_owed(
             .await
             .map_err(|e| e.within(what()))?;
     }
-    record.set_stopped()?;
+    if let Err(error) = record.set_stopped() {
+        // A full disk has no room for the marker, but what says that a DEL is owed can be taken away.
+        tracing::warn!(%error, "mark the network as stopped");
+        record.forget_started()?;
+    }
     for Owed {
         conf, attachment, ..
     } in &owed

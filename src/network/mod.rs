@@ -12,6 +12,7 @@ mod conf;
 mod disk;
 mod markers;
 pub mod netns;
+mod orphans;
 mod owed;
 mod plugin;
 mod result;
@@ -25,6 +26,7 @@ use serde_json::{Map, Value};
 pub use cni::{add, del};
 pub use conf::{NetworkConf, list_confs, load_conf};
 pub use markers::NetworkRecord;
+pub use orphans::kill_orphans;
 pub use owed::{Debt, FIRST_PAUSE, Holder, LONGEST_PAUSE};
 
 use crate::error::{Error, Kind, Result};

@@ -232,7 +232,11 @@ mod tests {
         assert!(old.is_old(later) && !old.is_due(later + LONGEST_PAUSE));
         assert!(old.is_due(later + LEAKED_AFTER));
         // The netns is there: there is hope still.
-        assert!(first.after(&error, later, false).is_due(later + LONGEST_PAUSE));
+        assert!(
+            first
+                .after(&error, later, false)
+                .is_due(later + LONGEST_PAUSE)
+        );
     }
 
     #[test]

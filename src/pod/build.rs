@@ -21,6 +21,7 @@ use crate::error::{Error, Kind, Result};
 use crate::infra::{self, InfraSpec, Namespace, PodFiles};
 use crate::network::{self, AddResult, Attachment, NetworkRecord, netns};
 use crate::process::Child;
+use crate::undo::Report;
 
 /// Interface of the pod in its network; what every CNI runtime uses first.
 const IFNAME: &str = "eth0";
@@ -34,6 +35,20 @@ const BUSY_PAUSE: Duration = Duration::from_millis(100);
 impl Pod {
     /// CreateSandbox's own effects: the record, directories, pod files and shm.
     pub(super) fn prepare(&self, plan: &Plan, digest: &str) -> Result<()> {
+        let before = self.shared.journal.read();
+        let Err(error) = self.make_files(plan, digest) else {
+            return Ok(());
+        };
+        // Nothing but files was begun; what cannot be removed stays on record for `delete`.
+        let undone =
+            PodFiles::remove(&self.files_dir()).and_then(|()| self.shared.journal.discard(before));
+        if let Err(undo) = undone {
+            tracing::warn!(error = %undo, "take a refused sandbox back");
+        }
+        Err(error)
+    }
+
+    fn make_files(&self, plan: &Plan, digest: &str) -> Result<()> {
         let journal = &self.shared.journal;
         journal.begin_stage("create", true)?;
         let paths = self.cgroup_paths(plan);
@@ -65,25 +80,13 @@ impl Pod {
             host_ipc: plan.infra.ipc == Namespace::Host,
             shm_size: plan.shm_size(),
         };
-        match files.make(&self.files_dir()) {
-            Ok(made) => {
-                journal.update(|r| {
-                    r.files = Some(made);
-                    r.effects.files = Effect::Done;
-                })?;
-                journal.end_stage(None);
-                Ok(())
-            }
-            Err(error) => {
-                journal.end_stage(Some(&error));
-                // Nothing but files was begun; what cannot be removed stays on record for `delete`.
-                match PodFiles::remove(&self.files_dir()) {
-                    Ok(()) => journal.close()?,
-                    Err(undo) => tracing::warn!(error = %undo, "remove the pod's files"),
-                }
-                Err(error)
-            }
-        }
+        let made = files.make(&self.files_dir())?;
+        journal.update(|r| {
+            r.files = Some(made);
+            r.effects.files = Effect::Done;
+        })?;
+        journal.end_stage(None);
+        Ok(())
     }
 
     /// Runs the creation to its end, then commits, parks or undoes it.
@@ -94,21 +97,21 @@ impl Pod {
         outcome: watch::Sender<Option<Outcome>>,
     ) {
         let _work = self.shared.work.lock().await;
-        let building = {
-            let pod = self.clone();
-            tokio::spawn(async move { pod.build(&plan).await })
-        };
-        let abort = building.abort_handle();
-        let result = tokio::select! {
-            built = building => built.unwrap_or_else(|e| Err(panicked(&e))),
-            () = job.cancelled() => {
-                // Dropping the build kills a plugin at work (its helper's process group); DEL is owed by the record.
-                abort.abort();
-                Err(Error::new(Kind::Cancelled, "start sandbox: the pod is being stopped"))
-            }
+        let result = match self.is_current(&job) {
+            true => self.build_unless_cancelled(plan, &job).await,
+            // Stopped, or shut down, while it waited for its turn.
+            false => Err(stopping()),
         };
         match result {
             Ok(child) => self.finish_creation(&job, child, &outcome),
+            // Whoever cancelled waits for our turn to end, and undoes everything from the record.
+            Err(error) if !self.is_current(&job) => {
+                self.shared.journal.end_stage(Some(&error));
+                outcome.send_replace(Some(Outcome::Failed(
+                    Kind::Cancelled,
+                    stopping().to_string(),
+                )));
+            }
             Err(error) => {
                 self.shared.journal.end_stage(Some(&error));
                 self.shared.journal.note(|r| {
@@ -117,23 +120,52 @@ impl Pod {
                 });
                 tracing::warn!(pod = %self.shared.options.group, %error, "creation failed; rolling back");
                 outcome.send_replace(Some(Outcome::Failed(error.kind(), error.to_string())));
-                self.roll_back().await;
+                tokio::select! {
+                    () = self.roll_back() => {}
+                    // A stop has limits of its own and begins where this was dropped.
+                    () = job.cancelled() => {}
+                }
             }
+        }
+    }
+
+    /// Still the pod's creation, and nobody wants it stopped.
+    fn is_current(&self, job: &Job) -> bool {
+        let phase = &self.lock().phase;
+        matches!(phase, Phase::Starting(current) if current.is(job)) && !job.is_cancelled()
+    }
+
+    async fn build_unless_cancelled(&self, plan: Arc<Plan>, job: &Job) -> Result<Child> {
+        let pod = self.clone();
+        // A task of its own, so that a panic is an error and not the end of the job.
+        let mut building = tokio::spawn(async move { pod.build(&plan).await });
+        tokio::select! {
+            built = &mut building => return built.unwrap_or_else(|e| Err(panicked(&e))),
+            () = job.cancelled() => {}
+        }
+        // Dropping the build kills a plugin at work (its helper's process group); DEL is owed by the record. Waited for:
+        // until it is dropped it holds the lock of the network's record.
+        building.abort();
+        match building.await {
+            Ok(built) => built,
+            Err(_) => Err(stopping()),
         }
     }
 
     fn finish_creation(&self, job: &Job, child: Child, outcome: &watch::Sender<Option<Outcome>>) {
         let claimed = job.is_claimed();
+        self.watch_infra(child);
+        if !self.is_current(job) {
+            // Stop or shutdown has taken over; it waits for our work lock and undoes from the record.
+            outcome.send_replace(Some(Outcome::Failed(
+                Kind::Cancelled,
+                stopping().to_string(),
+            )));
+            return;
+        }
         {
             let mut inner = self.lock();
-            if !matches!(inner.phase, Phase::Starting(_)) {
-                // Stop or shutdown has taken over; it waits for our work lock and undoes from the record.
-                outcome.send_replace(Some(Outcome::Failed(
-                    Kind::Cancelled,
-                    "start sandbox: the pod is being stopped".into(),
-                )));
-                return;
-            }
+            inner.unclaimed = !claimed;
             inner.phase = match claimed {
                 true => Phase::Ready,
                 false => Phase::Parked,
@@ -146,7 +178,6 @@ impl Pod {
         });
         self.shared.journal.end_stage(None);
         tracing::info!(pod = %self.shared.options.group, claimed, "pod is up");
-        self.watch_infra(child);
         if claimed {
             outcome.send_replace(Some(Outcome::Committed));
         } else {
@@ -156,14 +187,9 @@ impl Pod {
     }
 
     async fn roll_back(&self) {
-        let report = teardown::undo(
-            self.config(),
-            &self.shared.reaper,
-            &self.shared.journal,
-            Scope::creation(),
-            patience(ROLL_BACK_BUDGET),
-        )
-        .await;
+        self.shared.journal.note_stage("roll-back", false);
+        let report = self.undo_creation().await;
+        self.shared.journal.end_stage(None);
         for (step, error) in &report.owed {
             tracing::error!(step, %error, "undo is still owed");
         }
@@ -176,9 +202,31 @@ impl Pod {
         self.retry_network();
     }
 
+    async fn undo_creation(&self) -> Report {
+        teardown::undo(
+            self.config(),
+            &self.shared.reaper,
+            &self.shared.journal,
+            Scope::creation(),
+            patience(ROLL_BACK_BUDGET),
+        )
+        .await
+    }
+
     async fn build(&self, plan: &Plan) -> Result<Child> {
         let journal = &self.shared.journal;
-        journal.update(|r| r.state = State::Starting)?;
+        journal.update(|r| {
+            r.state = State::Starting;
+            // Those of an earlier try would pile up.
+            r.stages.retain(|s| s.name == "create");
+        })?;
+        if journal.with(|r| r.effects.owe_creation()) {
+            // An earlier try that could not be rolled back whole: a second one on top would lose track of the first.
+            journal.begin_stage("roll-back", false)?;
+            teardown::verdict(&self.undo_creation().await)?;
+            journal.end_stage(None);
+        }
+        journal.note(|r| r.infra = None);
         let mut spec = plan.infra.clone();
         match &plan.network {
             NetworkPlan::Host => {}
@@ -266,6 +314,12 @@ impl Pod {
         journal.begin_stage("infra", false)?;
         let layout = Layout::detect()?;
         let (pod, infra_path) = journal.with(|r| (r.cgroup.clone(), r.infra_cgroup.clone()));
+        if let Some(path) = infra_path
+            .as_ref()
+            .filter(|_| !journal.with(|r| r.cgroup_ours))
+        {
+            refuse_foreign(&Group::from_spec(&layout, path)?)?;
+        }
         journal.update(|r| r.effects.cgroup = Effect::Intent)?;
         if let Some(path) = pod.filter(|_| journal.with(|r| r.cgroup_ours)) {
             Group::new(&layout, &path)?.create()?;
@@ -373,7 +427,7 @@ impl Pod {
                 ours: false,
             },
             None => {
-                let pod = format!("{}/{id}", self.config().cgroup_parent.trim_end_matches('/'));
+                let pod = teardown::cgroup_of(self.config(), &self.shared.options.namespace, id);
                 CgroupPaths {
                     // cgroup v2 allows no processes beside child groups: the infra process gets a leaf of its own.
                     infra: format!("{pod}/infra"),
@@ -391,6 +445,7 @@ impl Pod {
     /// Sees the infra process end by itself.
     fn watch_infra(&self, child: Child) {
         let pod = self.clone();
+        self.lock().infra_watched = true;
         tokio::spawn(async move {
             let exit = child.wait().await;
             pod.infra_ended(exit.code, exit.signal, exit.at).await;
@@ -434,6 +489,24 @@ fn host_name() -> String {
         .ok()
         .and_then(|n| n.into_string().ok())
         .unwrap_or_else(|| "localhost".into())
+}
+
+/// A cgroup that the caller named is emptied and removed with the pod: it must not hold anybody now.
+fn refuse_foreign(group: &Group) -> Result<()> {
+    if group.is_root() || !group.pids().is_empty() {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "use cgroup {} for the sandbox: it holds other processes; name one of its own",
+                group.path()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn stopping() -> Error {
+    Error::new(Kind::Cancelled, "start sandbox: the pod is being stopped")
 }
 
 fn panicked(error: &tokio::task::JoinError) -> Error {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::record::{self, Found, Record};
+use super::teardown;
 use crate::cgroup::{Group, Layout};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -23,6 +24,9 @@ const YOUNG: Duration = Duration::from_secs(60);
 
 /// How long a new supervisor leaves the node to its own pod before it looks after what others have left.
 const HEAD_START: Duration = Duration::from_secs(1);
+
+/// How long a plugin's process may take to end after SIGKILL.
+const ORPHAN_LIMIT: Duration = Duration::from_secs(5);
 
 /// Where links for iproute2 are.
 const LINKS: &str = "/run/netns";
@@ -158,6 +162,13 @@ pub async fn settle(config: &Config, reaper: &Reaper, record: &NetworkRecord) ->
             ),
         ));
     }
+    if let Some(holder) = record
+        .holder()
+        .filter(|h| record.owes_del() && !h.sandbox_id.is_empty())
+    {
+        // What a plugin has started may go on attaching the pod after its supervisor's death.
+        network::kill_orphans(&holder.sandbox_id, &holder.netns, None, ORPHAN_LIMIT).await?;
+    }
     network::del(config, reaper, record, config.del_timeout())
         .await
         .map_err(|e| e.within("network clean-up pending").as_kind(Kind::Busy))?;
@@ -209,9 +220,9 @@ fn keep(config: &Config, namespace: &str, id: &str) -> Option<String> {
     if age.is_none_or(|age| age < YOUNG) {
         return Some("it is new, and may belong to a pod that is being made".into());
     }
-    let parent = config.cgroup_parent.trim_end_matches('/');
+    let path = teardown::cgroup_of(config, namespace, id);
     let busy = Layout::detect()
-        .and_then(|layout| Group::new(&layout, &format!("{parent}/{id}")))
+        .and_then(|layout| Group::new(&layout, &path))
         .is_ok_and(|group| group.exists());
     busy.then(|| "its cgroup is there, so that it may run".into())
 }
@@ -220,7 +231,8 @@ fn keep(config: &Config, namespace: &str, id: &str) -> Option<String> {
 fn dangling(config: &Config) -> Vec<PathBuf> {
     let pins = config.runtime_root.join("netns");
     let ours = |link: &PathBuf| {
-        fs::read_link(link).is_ok_and(|to| to.starts_with(&pins) && fs::symlink_metadata(&to).is_err())
+        fs::read_link(link)
+            .is_ok_and(|to| to.starts_with(&pins) && fs::symlink_metadata(&to).is_err())
     };
     let links = names(Path::new(LINKS)).into_iter();
     links
@@ -259,7 +271,11 @@ mod tests {
         }
     }
 
-    fn record(config: &Config, id: &str, supervisor: Option<crate::process::Identity>) -> NetworkRecord {
+    fn record(
+        config: &Config,
+        id: &str,
+        supervisor: Option<crate::process::Identity>,
+    ) -> NetworkRecord {
         let record = NetworkRecord::at(config, "default", id);
         let holder = Holder {
             namespace: "default".into(),
@@ -291,7 +307,12 @@ mod tests {
         let kinds: Vec<String> = left(&config).iter().map(|l| format!("{l:?}")).collect();
         let begins = |text: &str| kinds.iter().filter(|k| k.starts_with(text)).count();
         assert_eq!(
-            (begins("Network"), begins("Record"), begins("Directory"), begins("Netns")),
+            (
+                begins("Network"),
+                begins("Record"),
+                begins("Directory"),
+                begins("Netns")
+            ),
             (1, 1, 1, 0),
             "{kinds:?}"
         );

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::record::State;
 use super::{Phase, Pod, Started, gone, now_nanos};
@@ -30,6 +30,7 @@ pub(super) struct Job {
     /// The request that started it still waits.
     claimant: Arc<AtomicBool>,
     waiters: Arc<AtomicUsize>,
+    begun: Instant,
     cancel: Arc<watch::Sender<bool>>,
 }
 
@@ -51,6 +52,7 @@ impl Job {
             outcome,
             claimant: Arc::new(AtomicBool::new(true)),
             waiters: Arc::new(AtomicUsize::new(0)),
+            begun: Instant::now(),
             cancel: Arc::new(watch::channel(false).0),
         };
         (job, sender)
@@ -69,6 +71,16 @@ impl Job {
     /// Asks the job to stop.
     pub(super) fn cancel(&self) {
         self.cancel.send_replace(true);
+    }
+
+    /// Somebody asked the job to stop, and undoes what it has done.
+    pub(super) fn is_cancelled(&self) -> bool {
+        *self.cancel.borrow()
+    }
+
+    /// True for this very job.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.claimant, &other.claimant)
     }
 
     /// Resolves when somebody asked the job to stop.
@@ -121,7 +133,7 @@ impl Pod {
         let limit = limit.unwrap_or(WATCH_BOUND);
         let margin = REPLY_MARGIN.min(limit / 20);
         let reply_at = Instant::now() + limit.saturating_sub(margin);
-        match self.join_or_begin()? {
+        match self.join_or_begin(limit)? {
             Role::Live => Ok(self.started()),
             Role::Claimant(job, _claim) => match self.outcome(&job, reply_at).await? {
                 Outcome::Committed => Ok(self.started()),
@@ -134,7 +146,11 @@ impl Pod {
                     if self.config().parking.hold_waiters {
                         // An early error counts as a failure with the kubelet, which then bumps the attempt and
                         // leaves the parked pod behind.
-                        sleep_until(reply_at).await;
+                        let over = self.wait(id);
+                        if timeout_at(reply_at, over).await.is_ok() {
+                            // Stopped or undone meanwhile: holding on would lose the reply with the supervisor.
+                            return Err(self.stopped());
+                        }
                     }
                     Err(ready_for_the_next())
                 }
@@ -144,12 +160,15 @@ impl Pod {
     }
 
     /// What this request is to the creation; claims a parked pod, begins one where none is under way.
-    fn join_or_begin(&self) -> Result<Role> {
+    fn join_or_begin(&self, limit: Duration) -> Result<Role> {
         let mut inner = self.lock();
         match inner.phase.clone() {
             Phase::Ready => Ok(Role::Live),
+            // Its caller has left: it must not be the one to own the pod.
+            Phase::Parked if limit.is_zero() => Err(ready_for_the_next()),
             Phase::Parked => {
                 inner.phase = Phase::Ready;
+                inner.unclaimed = false;
                 drop(inner);
                 tracing::info!(pod = %self.shared.options.group, "a parked pod was claimed");
                 self.shared.journal.note(|r| {
@@ -160,13 +179,13 @@ impl Pod {
             }
             Phase::Starting(job) => {
                 if matches!(*job.outcome.borrow(), Some(Outcome::Failed(..))) {
-                    let (stage, age) = self.shared.journal.stage();
+                    let (stage, _) = self.shared.journal.stage();
                     return Err(Error::new(
                         Kind::Busy,
                         format!(
                             "start sandbox {}: an earlier try failed and is being rolled back (step {stage}, {} s); try again",
                             self.shared.options.group,
-                            age.as_secs()
+                            job.begun.elapsed().as_secs()
                         ),
                     ));
                 }
@@ -184,13 +203,7 @@ impl Pod {
                 let claim = Claim(job.claimant.clone());
                 Ok(Role::Claimant(job, claim))
             }
-            Phase::Down | Phase::Stopping | Phase::Stopped => Err(Error::new(
-                Kind::State,
-                format!(
-                    "start sandbox {}: it was stopped; remove it and create it anew",
-                    self.shared.options.group
-                ),
-            )),
+            Phase::Down | Phase::Stopping | Phase::Stopped => Err(self.stopped()),
             Phase::Empty | Phase::TaskOnly | Phase::Ending => Err(gone()),
         }
     }
@@ -205,18 +218,28 @@ impl Pod {
                 "create the pod: the job ended without an outcome; see the supervisor's log",
             )),
             Err(_) => {
-                let (stage, age) = self.shared.journal.stage();
+                let (stage, _) = self.shared.journal.stage();
                 Err(Error::new(
                     Kind::Deadline,
                     format!(
                         "start sandbox {}: still at stage {stage} after {:.1} s in supervisor {}; the work goes on, ask again to join it",
                         self.shared.options.group,
-                        age.as_secs_f64(),
+                        job.begun.elapsed().as_secs_f64(),
                         std::process::id()
                     ),
                 ))
             }
         }
+    }
+
+    fn stopped(&self) -> Error {
+        Error::new(
+            Kind::State,
+            format!(
+                "start sandbox {}: it was stopped; remove it and create it anew",
+                self.shared.options.group
+            ),
+        )
     }
 
     fn started(&self) -> Started {

@@ -5,9 +5,9 @@
 //! survive a reboot is the network's own record, with fsync. Must never be written by two processes at once: whoever
 //! writes has seen that the supervisor of the record is gone.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
@@ -16,6 +16,7 @@ use crate::clock;
 use crate::container::{ContainerRecord, Ledger};
 use crate::error::{Context, Error, Kind, Result};
 use crate::pod::record::{FILE, Record, Stage};
+use crate::sys::dir::{check_private, make_private};
 
 /// Cheap to clone; all clones are one journal.
 #[derive(Clone, Debug)]
@@ -34,17 +35,26 @@ struct State {
     record: Record,
     /// Beginning of the current run of stages.
     run: Option<Instant>,
-    /// Nothing is written any more: the pod's directory has been given up.
-    closed: bool,
+    hold: Hold,
+}
+
+/// What the directory is to this journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    /// Not taken yet: what is in it is somebody else's. Nothing is written, nothing removed.
+    No,
+    Ours,
+    /// Given up: nothing is written any more.
+    Closed,
 }
 
 impl Journal {
-    /// A journal for `record` in `dir`, not yet on disk.
+    /// A journal for `record` in `dir`, in memory only until [`Journal::take`].
     pub fn new(dir: PathBuf, record: Record) -> Self {
         let state = State {
             record,
             run: None,
-            closed: false,
+            hold: Hold::No,
         };
         Self {
             shared: Arc::new(Shared {
@@ -52,6 +62,11 @@ impl Journal {
                 state: Mutex::new(state),
             }),
         }
+    }
+
+    /// From here on the directory is this journal's. Whoever calls it has made sure that nobody else has it.
+    pub fn take(&self) {
+        self.lock().hold = Hold::Ours;
     }
 
     /// Directory of the pod's runtime state.
@@ -73,10 +88,17 @@ impl Journal {
     pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
         let mut state = self.lock();
         change(&mut state.record);
-        if state.closed {
+        if state.hold != Hold::Ours {
             return Ok(());
         }
-        write(&self.shared.dir, &state.record)
+        match write(&self.shared.dir, &state.record) {
+            // A cleaner of temporary files took the directory away (FL-072): undo after a crash needs a record.
+            Err(error) if error.is_gone() => {
+                make_private(&self.shared.dir)?;
+                write(&self.shared.dir, &state.record)
+            }
+            written => written,
+        }
     }
 
     /// The same where a full disk must not stop what is under way (undo, exits): the error is logged.
@@ -88,25 +110,32 @@ impl Journal {
 
     /// Begins a stage; the first of a run (`fresh`) forgets the stages of the run before.
     pub fn begin_stage(&self, name: &str, fresh: bool) -> Result<()> {
+        let stage = self.stage_now(name, fresh);
+        self.update(|r| push(r, stage, fresh))
+    }
+
+    /// The same for an undo, which no full disk may stop.
+    pub fn note_stage(&self, name: &str, fresh: bool) {
+        let stage = self.stage_now(name, fresh);
+        self.note(|r| push(r, stage, fresh));
+    }
+
+    fn stage_now(&self, name: &str, fresh: bool) -> Stage {
         let now = Instant::now();
-        let mut run = self.lock().run;
-        if fresh || run.is_none() {
-            run = Some(now);
-            self.lock().run = run;
-        }
-        let at_us = micros(run.unwrap_or(now), now);
-        tracing::debug!(step = name, "stage begins");
-        self.update(|r| {
+        let run = {
+            let mut state = self.lock();
             if fresh {
-                r.stages.clear();
+                state.run = None;
             }
-            r.stages.push(Stage {
-                name: name.to_owned(),
-                at_us,
-                took_us: None,
-                error: None,
-            });
-        })
+            *state.run.get_or_insert(now)
+        };
+        tracing::debug!(step = name, "stage begins");
+        Stage {
+            name: name.to_owned(),
+            at_us: micros(run, now),
+            took_us: None,
+            error: None,
+        }
     }
 
     /// Ends the stage under way.
@@ -137,9 +166,24 @@ impl Journal {
     }
 
     /// Gives the directory up: removes the journal (and the directory, where nothing else is in it) and writes no more.
+    ///
+    /// A directory that was never taken is left as it is.
     pub fn close(&self) -> Result<()> {
+        let before = std::mem::replace(&mut self.lock().hold, Hold::Closed);
+        match before {
+            Hold::No => Ok(()),
+            Hold::Ours | Hold::Closed => remove(&self.shared.dir),
+        }
+    }
+
+    /// Takes back a request that was refused: nothing of it is left, on disk or in memory, and the next one may come.
+    pub fn discard(&self, before: Record) -> Result<()> {
         let mut state = self.lock();
-        state.closed = true;
+        state.record = before;
+        if state.hold != Hold::Ours {
+            return Ok(());
+        }
+        state.hold = Hold::No;
         remove(&self.shared.dir)
     }
 
@@ -160,42 +204,19 @@ impl Ledger for Journal {
     }
 
     fn forget(&self, id: &str) -> Result<()> {
-        self.update(|r| {
+        // On a full disk the old text stays: undoing a container that is gone does nothing, and one that cannot be
+        // deleted for want of space would be worse.
+        self.note(|r| {
             r.containers.remove(id);
-        })
+        });
+        Ok(())
     }
 }
 
 /// Makes the runtime directory of one sandbox, 0700, and its parents. Refuses a root that others could write to.
 pub fn make_dir(root: &Path, dir: &Path) -> Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .context(|| format!("make {}", dir.display()))?;
-    for path in [root, dir] {
-        check_owner(path)?;
-    }
-    Ok(())
-}
-
-/// A state directory must be ours alone: somebody else's could be exchanged under us.
-pub fn check_owner(dir: &Path) -> Result<()> {
-    let meta = fs::symlink_metadata(dir).context(|| format!("look at {}", dir.display()))?;
-    let own = nix::unistd::geteuid().as_raw();
-    let why = if !meta.is_dir() {
-        "it is no directory; move it away"
-    } else if meta.uid() != own {
-        "another user owns it; remove it or give it to root"
-    } else if meta.permissions().mode() & 0o022 != 0 {
-        "others can write to it; run `chmod 0700` on it"
-    } else {
-        return Ok(());
-    };
-    Err(Error::new(
-        Kind::Denied,
-        format!("use {}: {why}", dir.display()),
-    ))
+    make_private(dir)?;
+    [root, dir].into_iter().try_for_each(check_private)
 }
 
 /// Replaces the journal in `dir` whole.
@@ -275,6 +296,13 @@ pub fn blank(namespace: &str, id: &str) -> Record {
     }
 }
 
+fn push(record: &mut Record, stage: Stage, fresh: bool) {
+    if fresh {
+        record.stages.clear();
+    }
+    record.stages.push(stage);
+}
+
 fn micros(from: Instant, to: Instant) -> u64 {
     u64::try_from(to.saturating_duration_since(from).as_micros()).unwrap_or(u64::MAX)
 }
@@ -287,6 +315,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let journal = Journal::new(dir.path().join("p"), blank("default", "p"));
         make_dir(dir.path(), journal.dir()).unwrap();
+        journal.take();
         (dir, journal)
     }
 
@@ -324,9 +353,37 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_can_write_to_is_refused() {
-        let (keep, _journal) = journal();
-        fs::set_permissions(keep.path(), fs::Permissions::from_mode(0o777)).unwrap();
-        assert_eq!(check_owner(keep.path()).unwrap_err().kind(), Kind::Denied);
+    fn a_directory_that_was_not_taken_is_left_as_it_is() {
+        let (_keep, journal) = journal();
+        journal.update(|r| r.hostname = "theirs".into()).unwrap();
+        let other = Journal::new(journal.dir().to_owned(), blank("default", "p"));
+        other.note(|r| r.hostname = "mine".into());
+        other.close().unwrap();
+        let record = crate::pod::record::read(journal.dir()).unwrap();
+        assert_eq!(record.hostname, "theirs");
+    }
+
+    #[test]
+    fn a_directory_that_was_wiped_comes_back_with_the_next_word() {
+        let (_keep, journal) = journal();
+        journal.update(|_| {}).unwrap();
+        fs::remove_dir_all(journal.dir()).unwrap();
+        journal.update(|r| r.hostname = "web".into()).unwrap();
+        let record = crate::pod::record::read(journal.dir()).unwrap();
+        assert_eq!(record.hostname, "web");
+    }
+
+    #[test]
+    fn a_refused_request_leaves_nothing_and_the_next_is_written() {
+        let (keep, journal) = journal();
+        let before = journal.read();
+        journal.update(|r| r.hostname = "bad".into()).unwrap();
+        journal.discard(before).unwrap();
+        assert!(!journal.dir().exists() && journal.read().hostname.is_empty());
+        make_dir(keep.path(), journal.dir()).unwrap();
+        journal.take();
+        journal.update(|r| r.hostname = "good".into()).unwrap();
+        let record = crate::pod::record::read(journal.dir()).unwrap();
+        assert_eq!(record.hostname, "good");
     }
 }

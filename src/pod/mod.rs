@@ -97,6 +97,10 @@ struct Inner {
     phase: Phase,
     plan: Option<Arc<Plan>>,
     digest: String,
+    /// Nobody has been given the pod yet: it was parked, and if its infra process ends meanwhile it still expires.
+    unclaimed: bool,
+    /// Somebody will tell of the infra process' exit.
+    infra_watched: bool,
 }
 
 /// Where the pod is in its life; finer than the record's state, for deciding what a request may do.
@@ -147,6 +151,8 @@ impl Pod {
                 phase: Phase::Empty,
                 plan: None,
                 digest: String::new(),
+                unclaimed: false,
+                infra_watched: false,
             }),
             work: tokio::sync::Mutex::new(()),
             exit: watch::channel(None).0,
@@ -171,16 +177,13 @@ impl Pod {
         self.check_id(&request.id)?;
         let plan = Plan::new(self.config(), request)?;
         let digest = plan.digest()?;
+        // Before the queue: a retry must not wait behind the very creation that it comes to join.
+        if self.is_created(&digest)? {
+            return Ok(());
+        }
         let _work = self.shared.work.lock().await;
-        {
-            let inner = self.lock();
-            match inner.phase {
-                Phase::Empty => {}
-                Phase::TaskOnly => return Err(self.busy_with("containers without a sandbox")),
-                Phase::Ending => return Err(gone()),
-                _ if inner.digest == digest => return Ok(()),
-                _ => return Err(self.other_request(&inner.digest, &digest)),
-            }
+        if self.is_created(&digest)? {
+            return Ok(());
         }
         self.take_directory().await?;
         self.prepare(&plan, &digest)?;
@@ -194,19 +197,14 @@ impl Pod {
     /// Task.Create: in a ready pod, or in a supervisor that has no sandbox.
     pub async fn create_container(&self, mut request: CreateRequest) -> Result<u32> {
         let _creating = Creating::new(&self.shared.creating);
+        self.become_task_only().await?;
+        // Nothing waits between this look and the container's place in the table: a stop either refuses it here or
+        // finds it there.
         let phase = self.lock().phase.clone();
         request.pod = match phase {
             Phase::Ready => Some(self.pod_context()),
             Phase::TaskOnly => None,
-            Phase::Empty => {
-                self.take_directory().await?;
-                self.shared.journal.update(|r| r.state = State::TaskOnly)?;
-                let mut inner = self.lock();
-                if matches!(inner.phase, Phase::Empty) {
-                    inner.phase = Phase::TaskOnly;
-                }
-                None
-            }
+            Phase::Ending => return Err(gone()),
             Phase::Parked => {
                 return Err(Error::new(
                     Kind::State,
@@ -224,6 +222,37 @@ impl Pod {
             }
         };
         self.shared.containers.create(request).await
+    }
+
+    /// True when this request made the sandbox, or another one did the same; an error when another one did otherwise.
+    fn is_created(&self, digest: &str) -> Result<bool> {
+        let inner = self.lock();
+        match inner.phase {
+            Phase::Empty => Ok(false),
+            Phase::TaskOnly => Err(self.busy_with("containers without a sandbox")),
+            Phase::Ending => Err(gone()),
+            _ if inner.digest == digest => Ok(true),
+            _ => Err(self.other_request(&inner.digest, digest)),
+        }
+    }
+
+    /// A supervisor whose first request is a container has no sandbox, then or later.
+    async fn become_task_only(&self) -> Result<()> {
+        if !self.is_empty() {
+            return Ok(());
+        }
+        let _work = self.shared.work.lock().await;
+        if !self.is_empty() {
+            return Ok(());
+        }
+        self.take_directory().await?;
+        self.shared.journal.update(|r| r.state = State::TaskOnly)?;
+        self.lock().phase = Phase::TaskOnly;
+        Ok(())
+    }
+
+    fn is_empty(&self) -> bool {
+        matches!(self.lock().phase, Phase::Empty)
     }
 
     /// WaitSandbox: exit status and time of the infra process.
@@ -247,7 +276,7 @@ impl Pod {
                 format!("read the cgroup of sandbox {id}: it has none yet"),
             )
         })?;
-        Group::new(&Layout::detect()?, &path)?.metrics()
+        Group::from_spec(&Layout::detect()?, &path)?.metrics()
     }
 
     /// A copy of the record.
@@ -267,9 +296,10 @@ impl Pod {
         let _ = ended.wait_for(|e| *e).await;
     }
 
-    /// True while there is nothing to live for: nothing was ever created and nothing is being created.
+    /// True while there is nothing to live for: no sandbox, no container, and none of them being made.
     pub fn is_unused(&self) -> bool {
-        matches!(self.lock().phase, Phase::Empty)
+        matches!(self.lock().phase, Phase::Empty | Phase::TaskOnly)
+            && self.shared.work.try_lock().is_ok()
             && self.shared.creating.load(Ordering::Relaxed) == 0
             && self.shared.containers.list().is_empty()
     }
@@ -313,7 +343,8 @@ impl Pod {
         NetworkRecord::at(&o.config, &o.namespace, &o.group)
     }
 
-    fn check_id(&self, id: &str) -> Result<()> {
+    /// `NotFound` unless `id` is the one this supervisor serves, whether its sandbox was created or not.
+    pub fn check_id(&self, id: &str) -> Result<()> {
         crate::id::check("sandbox id", id)?;
         if id == self.shared.options.group {
             return Ok(());
@@ -343,21 +374,24 @@ impl Pod {
         let o = &self.shared.options;
         let dir = self.shared.journal.dir();
         journal::make_dir(&o.config.runtime_root, dir)?;
-        let Ok(old) = record::read(dir) else {
-            return Ok(());
-        };
-        if old.supervisor == self.shared.journal.with(|r| r.supervisor) {
-            return Ok(());
-        }
-        if old.is_supervised() {
-            let pid = old.supervisor.map_or(0, |s| s.pid);
-            return Err(Error::new(
-                Kind::Exists,
-                format!(
-                    "take {}: supervisor {pid} has it; remove that pod first",
-                    dir.display()
-                ),
-            ));
+        match record::read(dir) {
+            Err(error) if error.is_gone() => {
+                self.shared.journal.take();
+                return Ok(());
+            }
+            // Damaged: what it belonged to may still be there, and is found by name.
+            Err(error) => tracing::warn!(%error, "the journal of an earlier pod cannot be read"),
+            Ok(old) if old.is_supervised() && !self.is_own(&old) => {
+                let pid = old.supervisor.map_or(0, |s| s.pid);
+                return Err(Error::new(
+                    Kind::Exists,
+                    format!(
+                        "take {}: supervisor {pid} has it; remove that pod first",
+                        dir.display()
+                    ),
+                ));
+            }
+            Ok(_) => {}
         }
         tracing::warn!(pod = %o.group, "a supervisor that is gone left a pod behind; undoing it first");
         rescue(
@@ -368,7 +402,13 @@ impl Pod {
             RESCUE_BUDGET,
         )
         .await?;
-        journal::make_dir(&o.config.runtime_root, dir)
+        journal::make_dir(&o.config.runtime_root, dir)?;
+        self.shared.journal.take();
+        Ok(())
+    }
+
+    fn is_own(&self, record: &Record) -> bool {
+        record.supervisor == self.shared.journal.with(|r| r.supervisor)
     }
 
     fn pod_context(&self) -> PodContext {

@@ -17,7 +17,7 @@ impl Pod {
             let mut stale = false;
             loop {
                 tokio::time::sleep(interval).await;
-                if !pod.is_parked() {
+                if !pod.is_unclaimed() {
                     return;
                 }
                 if job.waiters() > 0 {
@@ -29,13 +29,17 @@ impl Pod {
                 }
             }
             tracing::warn!(pod = %pod.shared.options.group, "nobody claimed the parked pod; undoing it");
-            if let Err(error) = pod.shutdown(&pod.shared.options.group.clone()).await {
+            // Asked again under the lock: a claim may have come while we waited for it.
+            let still = || pod.is_unclaimed() && job.waiters() == 0;
+            if let Err(error) = pod.end(Duration::ZERO, still).await {
                 tracing::error!(%error, "undo the parked pod");
             }
         });
     }
 
-    fn is_parked(&self) -> bool {
-        matches!(self.lock().phase, Phase::Parked)
+    /// Parked; or it was, and its infra process has ended since.
+    fn is_unclaimed(&self) -> bool {
+        let inner = self.lock();
+        inner.unclaimed && matches!(inner.phase, Phase::Parked | Phase::Down)
     }
 }

@@ -170,6 +170,15 @@ pub struct Effects {
     pub infra: Effect,
 }
 
+impl Effects {
+    /// Something that StartSandbox makes is there, or may be.
+    pub fn owe_creation(&self) -> bool {
+        [self.cgroup, self.netns, self.cni, self.infra]
+            .iter()
+            .any(|effect| *effect != Effect::None)
+    }
+}
+
 impl Default for Effects {
     fn default() -> Self {
         Self {

@@ -33,15 +33,17 @@ impl Pod {
         let _work = self.shared.work.lock().await;
         let phase = self.lock().phase.clone();
         match phase {
-            Phase::Ending => return Ok(()),
-            Phase::Stopped if !self.network_record().owes_del() => return Ok(()),
+            Phase::Ending | Phase::Stopped => return Ok(()),
             _ => self.lock().phase = Phase::Stopping,
         }
-        self.shared.journal.begin_stage("stop", true)?;
+        self.shared.journal.note_stage("stop", true);
         let result = self.stop_everything(grace.unwrap_or(DEFAULT_GRACE)).await;
         self.shared.journal.end_stage(result.as_ref().err());
         self.end_exit().await;
-        self.lock().phase = Phase::Stopped;
+        if result.is_ok() {
+            // After an error the phase stays: the next stop has to try again.
+            self.lock().phase = Phase::Stopped;
+        }
         self.shared.journal.note(|r| r.state = State::Stopped);
         self.retry_network();
         result
@@ -53,14 +55,7 @@ impl Pod {
     pub async fn shutdown(&self, id: &str) -> Result<()> {
         self.check_id(id)?;
         self.cancel_creation();
-        let _work = self.shared.work.lock().await;
-        if matches!(self.lock().phase, Phase::Ending) {
-            return Ok(());
-        }
-        self.lock().phase = Phase::Ending;
-        let result = self.shut_down_everything(Duration::ZERO).await;
-        self.shared.ended.send_replace(true);
-        result
+        self.end(Duration::ZERO, || true).await
     }
 
     /// Task.Shutdown: leaves when there is nothing left; for the sandbox' own id it tears the pod down (containerd sends
@@ -69,20 +64,21 @@ impl Pod {
         if self.is_sandbox(id) {
             return self.shutdown(id).await;
         }
-        let _work = self.shared.work.lock().await;
-        let unused = self.shared.containers.list().is_empty()
-            && self
-                .shared
-                .creating
-                .load(std::sync::atomic::Ordering::Relaxed)
-                == 0
-            && matches!(self.lock().phase, Phase::Empty | Phase::TaskOnly);
-        if unused {
-            self.lock().phase = Phase::Ending;
-            self.shared.journal.close()?;
-            self.shared.ended.send_replace(true);
-        }
+        self.retire();
         Ok(())
+    }
+
+    /// Leaves if there is nothing to live for; says whether it does. What comes after is refused.
+    pub fn retire(&self) -> bool {
+        if !self.is_unused() {
+            return false;
+        }
+        self.lock().phase = Phase::Ending;
+        if let Err(error) = self.shared.journal.close() {
+            tracing::error!(%error, "remove the journal of a supervisor that leaves");
+        }
+        self.shared.ended.send_replace(true);
+        true
     }
 
     /// SIGTERM: stops with grace, undoes everything, parked things too, and the supervisor leaves.
@@ -90,15 +86,22 @@ impl Pod {
         // Whoever ends the process ends the keeper, too; the record stays.
         self.shared.quit.send_replace(true);
         self.cancel_creation();
-        let _work = self.shared.work.lock().await;
-        if matches!(self.lock().phase, Phase::Ending) {
-            return;
-        }
-        self.lock().phase = Phase::Ending;
-        if let Err(error) = self.shut_down_everything(DEFAULT_GRACE).await {
+        if let Err(error) = self.end(DEFAULT_GRACE, || true).await {
             tracing::error!(%error, "undo the pod on termination");
         }
+    }
+
+    /// Undoes everything, if it is (still) wanted when it is our turn, and lets the supervisor leave, whatever became
+    /// of it: what is left is on record.
+    pub(super) async fn end(&self, grace: Duration, wanted: impl Fn() -> bool) -> Result<()> {
+        let _work = self.shared.work.lock().await;
+        if matches!(self.lock().phase, Phase::Ending) || !wanted() {
+            return Ok(());
+        }
+        self.lock().phase = Phase::Ending;
+        let result = self.shut_down_everything(grace).await;
         self.shared.ended.send_replace(true);
+        result
     }
 
     /// After the infra process ended by itself: a pod whose network is ours is taken down at once (its ports must not
@@ -162,7 +165,7 @@ impl Pod {
             record.let_go().unwrap_or_else(
                 |error| tracing::warn!(%error, "network still marked as this supervisor's"),
             );
-        } else if journal.with(|r| r.effects.netns == Effect::None) {
+        } else if journal.with(|r| r.network.ours && r.effects.netns == Effect::None) {
             record.remove()?;
         }
         if journal.with(|r| teardown::is_over(r, &report)) {
@@ -184,7 +187,7 @@ impl Pod {
 
     /// Waiters of a pod that has no infra process to wait for (any more) are answered: 255, an explicit "unknown".
     async fn end_exit(&self) {
-        if self.shared.journal.with(|r| r.infra.is_some()) {
+        if self.lock().infra_watched {
             // It was killed a moment ago; its true exit is on its way from the reaper.
             let mut exit = self.shared.exit.subscribe();
             let _ = timeout(EXIT_LIMIT, exit.wait_for(Option::is_some)).await;

@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -21,14 +22,18 @@ use crate::container::{self, ContainerRecord};
 use crate::error::{Context, Error, Kind, Result};
 use crate::infra::PodFiles;
 use crate::mount;
-use crate::network::NetworkRecord;
+use crate::network::{self, NetworkRecord, netns};
 use crate::process::{Identity, Reaper};
+use crate::sys::socket::is_live;
 
 /// An exit status that nobody recorded: explicit, never an invented 0.
 const UNKNOWN: u32 = 255;
 
 /// How long a process that was sent SIGKILL may take to go.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a plugin's process may take to end after SIGKILL.
+const PLUGIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// What `delete` answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -67,7 +72,10 @@ pub async fn rescue(
         let network = undo_network(config, reaper, namespace, id).await;
         return network.map(|()| unknown(0));
     }
-    let _lock = lock(&dir, budget).await?;
+    let _lock = match lock(&dir, budget).await {
+        Err(error) if error.is_gone() => return Ok(unknown(0)),
+        locked => locked?,
+    };
     match record::read(&dir) {
         Ok(record) => rescue_pod(config, reaper, &dir, record, budget).await,
         Err(error) if error.kind() == Kind::NotFound || error.kind() == Kind::Invalid => {
@@ -95,7 +103,12 @@ async fn rescue_pod(
         }
     }
     let (namespace, id) = (record.namespace.clone(), record.id.clone());
+    if record.network.ours {
+        let supervisor = record.supervisor.map(|s| s.pid);
+        kill_plugins(config, &namespace, &id, supervisor).await?;
+    }
     let journal = Journal::new(dir.to_owned(), record);
+    journal.take();
     let report = teardown::undo(
         config,
         reaper,
@@ -130,7 +143,10 @@ async fn rescue_container(
 ) -> Result<Deleted> {
     refuse_supervised(owner)?;
     let dir = config.sandbox_dir(&owner.namespace, &owner.id);
-    let _lock = lock(&dir, budget).await?;
+    let _lock = match lock(&dir, budget).await {
+        Err(error) if error.is_gone() => return Ok(unknown(0)),
+        locked => locked?,
+    };
     // Read again under the lock: somebody may have undone it meanwhile.
     let Ok(record) = record::read(&dir) else {
         return Ok(unknown(0));
@@ -141,6 +157,7 @@ async fn rescue_container(
     let deleted = outcome_of(&container);
     container::undo(config, reaper, &container).await?;
     let journal = Journal::new(dir, record);
+    journal.take();
     journal.update(|r| {
         r.containers.remove(id);
     })?;
@@ -152,12 +169,7 @@ async fn rescue_container(
 }
 
 /// The journal is missing, empty or cut in half. A supervisor that the network's record knows is ended first.
-async fn salvage(
-    config: &Config,
-    reaper: &Reaper,
-    namespace: &str,
-    id: &str,
-) -> Result<Deleted> {
+async fn salvage(config: &Config, reaper: &Reaper, namespace: &str, id: &str) -> Result<Deleted> {
     let dir = config.sandbox_dir(namespace, id);
     let held = NetworkRecord::at(config, namespace, id).held_by();
     if let Some(supervisor) = held.filter(|s| Identity::own().ok() != Some(*s)) {
@@ -165,13 +177,11 @@ async fn salvage(
         supervisor.wait_gone(KILL_LIMIT).await;
     }
     let layout = Layout::detect()?;
-    let group = Group::new(
-        &layout,
-        &format!("{}/{id}", config.cgroup_parent.trim_end_matches('/')),
-    )?;
+    let group = Group::new(&layout, &teardown::cgroup_of(config, namespace, id))?;
     group.kill_all(Duration::from_secs(5)).await?;
     for bundle in directories(&dir.join("bundles")) {
         mount::unmount_tree(&bundle)?;
+        remove_runtime_state(config, namespace, &bundle)?;
     }
     group.remove(Duration::from_secs(5)).await?;
     Group::new(&layout, &config.cgroup_parent)?.remove_if_empty();
@@ -181,14 +191,36 @@ async fn salvage(
     Ok(unknown(0))
 }
 
+/// What the OCI runtime knows of a container the command made. Which runtime is not known, but nothing of the container
+/// lives any more, and its directory is called as its bundle is.
+fn remove_runtime_state(config: &Config, namespace: &str, bundle: &Path) -> Result<()> {
+    let Some(id) = bundle.file_name() else {
+        return Ok(());
+    };
+    let state = config.oci_root().join(namespace).join(id);
+    match fs::remove_dir_all(&state) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io(format!("remove {}", state.display()), e))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// DEL where the record on disk owes one, then the netns by its name.
-async fn undo_network(
+async fn undo_network(config: &Config, reaper: &Reaper, namespace: &str, id: &str) -> Result<()> {
+    kill_plugins(config, namespace, id, None).await?;
+    gc::settle(config, reaper, &NetworkRecord::at(config, namespace, id)).await
+}
+
+/// What is left of a plugin that was at work when the supervisor was killed must not work on beside the DEL.
+async fn kill_plugins(
     config: &Config,
-    reaper: &Reaper,
     namespace: &str,
     id: &str,
+    supervisor: Option<i32>,
 ) -> Result<()> {
-    gc::settle(config, reaper, &NetworkRecord::at(config, namespace, id)).await
+    let netns = netns::path(config, namespace, id);
+    network::kill_orphans(id, &netns, supervisor, PLUGIN_LIMIT).await
 }
 
 fn refuse_supervised(record: &Record) -> Result<()> {
@@ -264,7 +296,25 @@ fn unknown(pid: u32) -> Deleted {
     }
 }
 
+/// Whoever held the lock before may have removed the directory, and a new pod of the same id may have made its own.
+fn is_same(locked: &OwnedFd, dir: &Path) -> Result<()> {
+    let at = |meta: &fs::Metadata| (meta.dev(), meta.ino());
+    let ours = locked
+        .try_clone()
+        .map(File::from)
+        .and_then(|f| f.metadata());
+    match (ours, fs::symlink_metadata(dir)) {
+        (Ok(ours), Ok(now)) if at(&ours) == at(&now) => Ok(()),
+        _ => Err(Error::new(
+            Kind::NotFound,
+            format!("lock {}: its pod has been removed", dir.display()),
+        )),
+    }
+}
+
 /// One undo at a time per pod, also between processes.
+///
+/// NotFound: the directory that was waited for is gone, and with it the pod.
 async fn lock(dir: &Path, budget: Duration) -> Result<Flock<OwnedFd>> {
     let until = Instant::now() + budget;
     let mut file: OwnedFd = File::open(dir)
@@ -272,7 +322,7 @@ async fn lock(dir: &Path, budget: Duration) -> Result<Flock<OwnedFd>> {
         .into();
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(locked) => return Ok(locked),
+            Ok(locked) => return is_same(&locked, dir).map(|()| locked),
             Err((back, errno)) => {
                 if errno != nix::errno::Errno::EWOULDBLOCK {
                     return Err(Error::sys(format!("lock {}", dir.display()), errno));
@@ -293,13 +343,11 @@ async fn lock(dir: &Path, budget: Duration) -> Result<Flock<OwnedFd>> {
     }
 }
 
-/// The socket file of a supervisor that was killed. Nobody listens: its process is known to be gone.
+/// The socket file of a supervisor that was killed. The next one of the same id serves at the same path, and is often
+/// the one that does this.
 fn remove_socket(record: &Record) {
-    if let Some(path) = record
-        .address
-        .strip_prefix("unix://")
-        .filter(|p| p.starts_with('/'))
-    {
+    let path = record.address.strip_prefix("unix://").map(Path::new);
+    if let Some(path) = path.filter(|p| p.is_absolute() && !is_live(p)) {
         let _ = fs::remove_file(path);
     }
 }
@@ -346,6 +394,38 @@ mod tests {
     fn exit_on_record_is_told_as_it_is() {
         let told = outcome_of(&container(None, Some(ExitRecord { code: 5, at: 9 })));
         assert_eq!((told.exit_status, told.exited_at), (5, 9));
+    }
+
+    #[test]
+    fn a_socket_somebody_listens_on_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let mut record = journal::blank("default", "p");
+        record.address = format!("unix://{}", path.display());
+        let next = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        remove_socket(&record);
+        assert!(path.exists());
+        drop(next);
+        remove_socket(&record);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn the_lock_of_a_directory_that_was_removed_meanwhile_is_none() {
+        let top = tempfile::tempdir().unwrap();
+        let dir = top.path().join("p");
+        fs::create_dir(&dir).unwrap();
+        let held = lock(&dir, Duration::ZERO).await.unwrap();
+        let waits = tokio::spawn({
+            let dir = dir.clone();
+            async move { lock(&dir, Duration::from_secs(5)).await }
+        });
+        sleep(Duration::from_millis(100)).await;
+        // Its pod is gone, and a new one of the same id begins.
+        fs::remove_dir(&dir).unwrap();
+        fs::create_dir(&dir).unwrap();
+        drop(held);
+        assert_eq!(waits.await.unwrap().unwrap_err().kind(), Kind::NotFound);
     }
 
     #[test]

@@ -26,6 +26,15 @@ const CGROUP_LIMIT: Duration = Duration::from_secs(10);
 /// One container's undo: an OCI runtime's `delete --force` and unmounts.
 const CONTAINER_LIMIT: Duration = Duration::from_secs(60);
 
+/// The cgroup of a pod whose caller names none: ids are free in each namespace, so both are in it.
+pub(super) fn cgroup_of(config: &Config, namespace: &str, id: &str) -> String {
+    // Neither may hold a '+', so no two pods share a path; and no directory is left behind by the last pod of a namespace.
+    format!(
+        "{}/{namespace}+{id}",
+        config.cgroup_parent.trim_end_matches('/')
+    )
+}
+
 /// Which parts to undo.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scope {
@@ -138,10 +147,7 @@ pub(super) fn verdict(report: &Report) -> Result<()> {
         .iter()
         .map(|(n, e)| format!("{n}: {e}"))
         .collect();
-    let network_only = report
-        .owed
-        .iter()
-        .all(|(n, _)| is_network(n));
+    let network_only = report.owed.iter().all(|(n, _)| is_network(n));
     Err(if network_only {
         Error::new(
             Kind::Busy,
@@ -276,11 +282,7 @@ fn files_dir(dir: &Path) -> std::path::PathBuf {
 
 /// True when nothing of the pod is left that only its journal knows of; the network has a record of its own on disk.
 pub(super) fn is_over(record: &Record, report: &Report) -> bool {
-    record.containers.is_empty()
-        && report
-            .owed
-            .iter()
-            .all(|(n, _)| is_network(n))
+    record.containers.is_empty() && report.owed.iter().all(|(n, _)| is_network(n))
 }
 
 /// Steps that the network's own record on disk remembers.

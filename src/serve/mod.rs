@@ -118,15 +118,25 @@ async fn serve(options: Options) -> Result<()> {
     if let Some(ready) = options.ready {
         ready();
     }
-    let leave = watchdog::watch(
-        &pod,
-        connections.clone(),
-        options.watchdog,
-        options.config.idle_timeout,
-    );
-    tokio::select! {
-        () = pod.ended() => info!(step = "end", "the pod is over"),
-        why = leave => warn!(step = "end", "leave: {why}"),
+    let mut helper = options.watchdog;
+    loop {
+        let leave = watchdog::watch(
+            &pod,
+            connections.clone(),
+            helper.take(),
+            options.config.idle_timeout,
+        );
+        tokio::select! {
+            () = pod.ended() => info!(step = "end", "the pod is over"),
+            why = leave => {
+                // A request that came in this very moment wins; afterwards nothing is accepted any more.
+                if !pod.retire() {
+                    continue;
+                }
+                warn!(step = "end", "leave: {why}");
+            }
+        }
+        break;
     }
     end::orderly(server, socket, connections, &publisher).await;
     // Everybody has their answers; only a DEL that is still owed keeps the process.

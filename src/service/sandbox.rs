@@ -76,18 +76,22 @@ impl Sandbox for SandboxService {
     async fn platform(
         &self,
         _: &TtrpcContext,
-        _: wire::PlatformRequest,
+        req: wire::PlatformRequest,
     ) -> ttrpc::Result<wire::PlatformResponse> {
-        // The same for every sandbox, also before there is one.
-        let platform = Platform {
-            os: "linux".to_owned(),
-            architecture: go_architecture().to_owned(),
-            ..Default::default()
-        };
-        Ok(wire::PlatformResponse {
-            platform: MessageField::some(platform),
-            ..Default::default()
+        guard::waiting("Platform", async move {
+            // The same before it is created.
+            self.pod.check_id(&req.sandbox_id)?;
+            let platform = Platform {
+                os: "linux".to_owned(),
+                architecture: go_architecture().to_owned(),
+                ..Default::default()
+            };
+            Ok(wire::PlatformResponse {
+                platform: MessageField::some(platform),
+                ..Default::default()
+            })
         })
+        .await
     }
 
     async fn stop_sandbox(
@@ -154,9 +158,13 @@ impl Sandbox for SandboxService {
     async fn ping_sandbox(
         &self,
         _: &TtrpcContext,
-        _: wire::PingRequest,
+        req: wire::PingRequest,
     ) -> ttrpc::Result<wire::PingResponse> {
-        Ok(wire::PingResponse::new())
+        guard::waiting("PingSandbox", async move {
+            self.pod.check_id(&req.sandbox_id)?;
+            Ok(wire::PingResponse::new())
+        })
+        .await
     }
 
     async fn shutdown_sandbox(

@@ -1,4 +1,4 @@
-//! Changes to a spec: namespaces and mounts, by the names a container room thinks in.
+//! Changes to a spec: namespaces, mounts and limits, by the names a container room thinks in.
 //!
 //! Promises to touch exactly the entry asked for and to make missing parents. Must never drop or reorder other entries.
 
@@ -64,6 +64,22 @@ impl Spec {
     pub fn set_cgroups_path(&mut self, path: &str) {
         self.child("linux")
             .insert("cgroupsPath".into(), path.into());
+    }
+
+    /// Adds a limit to `process.rlimits` unless the spec has one of this kind ("RLIMIT_NOFILE") or no process; true when
+    /// it was added.
+    pub fn add_missing_rlimit(&mut self, kind: &str, soft: u64, hard: u64) -> bool {
+        if !self.json.get("process").is_some_and(Value::is_object) {
+            return false;
+        }
+        let list = array(self.child("process"), "rlimits");
+        let listed = list
+            .iter()
+            .any(|e| e.get("type").and_then(Value::as_str) == Some(kind));
+        if !listed {
+            list.push(json!({ "type": kind, "soft": soft, "hard": hard }));
+        }
+        !listed
     }
 
     /// Sets `annotations.<key>`.
@@ -147,6 +163,18 @@ mod tests {
         assert_eq!(kinds[1], ("mount".into(), None));
         assert_eq!(kinds[2], ("network".into(), Some("/run/n".into())));
         assert!(spec.remove_namespace("ipc") && !spec.remove_namespace("ipc"));
+    }
+
+    #[test]
+    fn a_limit_is_added_once_and_only_where_there_is_a_process() {
+        let mut spec = Spec::parse(br#"{"process":{"rlimits":null}}"#).unwrap();
+        assert!(spec.add_missing_rlimit("RLIMIT_NOFILE", 1, 2));
+        assert!(!spec.add_missing_rlimit("RLIMIT_NOFILE", 3, 4));
+        let limit = json!([{"type": "RLIMIT_NOFILE", "soft": 1, "hard": 2}]);
+        assert_eq!(spec.json["process"]["rlimits"], limit);
+        let mut spec = Spec::parse(b"{}").unwrap();
+        assert!(!spec.add_missing_rlimit("RLIMIT_NOFILE", 1, 2));
+        assert_eq!(spec.json, json!({}));
     }
 
     #[test]

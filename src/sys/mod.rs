@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod clone;
+pub mod dir;
 pub mod fd;
 pub mod fork;
 pub mod memory;
@@ -14,4 +15,5 @@ pub mod mountinfo;
 pub mod netns;
 pub mod process;
 pub mod sched_core;
+pub mod socket;
 pub mod thread_ns;

@@ -143,22 +143,25 @@ pub fn child_nofile(own_hard: u64) -> (u64, u64) {
     (NOFILE_SOFT.min(hard), hard)
 }
 
+/// The limit of open files that our children get: (soft, hard).
+pub fn nofile_of_children() -> (u64, u64) {
+    let mut own = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: getrlimit writes into the struct it is given.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut own) == 0 };
+    child_nofile(if known { own.rlim_max } else { NOFILE_HARD })
+}
+
 /// Adds to `command` what each child of ours gets between fork and exec: default signal dispositions, empty mask, the
 /// stated limit of open files, huge pages as they were given to us, no descriptor but 0 to 2, and with
 /// `die_with_parent` SIGKILL when the *thread* that spawns it ends.
 pub fn set_up_child(command: &mut Command, die_with_parent: bool) {
-    // SAFETY: getrlimit writes into the struct it is given.
-    let nofile = unsafe {
-        let mut own = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        let known = libc::getrlimit(libc::RLIMIT_NOFILE, &mut own) == 0;
-        let (soft, hard) = child_nofile(if known { own.rlim_max } else { NOFILE_HARD });
-        libc::rlimit {
-            rlim_cur: soft,
-            rlim_max: hard,
-        }
+    let (soft, hard) = nofile_of_children();
+    let nofile = libc::rlimit {
+        rlim_cur: soft,
+        rlim_max: hard,
     };
     // SAFETY: getpid has no preconditions.
     let parent = unsafe { libc::getpid() };

@@ -234,9 +234,16 @@ impl Log {
 /// and a listing of processes would differ.
 async fn settled(pid: u32) {
     let line = || fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    // The kernel changes the line first and the name a moment later.
+    let named = || {
+        let (line, name) = (line(), fs::read_to_string(format!("/proc/{pid}/comm")));
+        let program = line.split('\0').next().unwrap_or_default();
+        line.is_empty() || name.map_or(true, |name| program.ends_with(name.trim_end()))
+    };
     while line().contains("init")
         || line().contains("--root")
         || line().starts_with("/bin/sh\0-c\0sleep")
+        || !named()
     {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

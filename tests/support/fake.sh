@@ -1,7 +1,8 @@
 # What a fake does at each call, in this order. `here` and `verb` are set by the head of the script, `behave` holds
 # lines `<VERB>_<KNOB>='value'`; every call leaves a numbered directory below `calls`.
 n=0
-until mkdir "$here/calls/$n" 2>/dev/null; do n=$((n + 1)); done
+# Without a process for each earlier call; who loses the race for a number takes the next.
+until [ ! -e "$here/calls/$n" ] && mkdir "$here/calls/$n" 2>/dev/null; do n=$((n + 1)); done
 call=$here/calls/$n
 [ -t 0 ] || [ "$kind" = runtime ] || cat >"$call/stdin"
 env >"$call/env"

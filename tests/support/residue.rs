@@ -305,7 +305,8 @@ fn files(all: &mut Vec<String>) {
         walk(Path::new(root), &mut |path, kind| {
             let top = path.parent() == Some(Path::new(root));
             // Kept for the boot on purpose: what `start` learnt about the daemon's version.
-            let ours = top && (kind.is_dir() || file_name(path) == ".daemon-versions");
+            let ours = top && (kind.is_dir() || file_name(path) == ".daemon-versions")
+                || (kind.is_dir() && is_frame(path.strip_prefix(root).unwrap_or(path)));
             if !ours && !kind.is_socket() {
                 all.push(format!("state {}", path.display()));
             }
@@ -333,6 +334,12 @@ fn files(all: &mut Vec<String>) {
             }
         }
     });
+}
+
+/// A directory that stands as long as its namespace's, empty or not: where the names are, and the OCI runtimes' root.
+fn is_frame(below: &Path) -> bool {
+    let parts: Vec<_> = below.iter().map(|part| part.to_string_lossy()).collect();
+    parts.len() == 2 && (parts[1] == ".names" || parts[0] == "oci")
 }
 
 /// The descriptors of a process by kind, without the numbers that differ each time.

@@ -1,0 +1,77 @@
+//! Plugins that outlived their supervisor.
+//!
+//! A plugin dies with its supervisor, what it started does not: it may go on attaching the pod while the DEL runs, or
+//! after it. It is told by what it was given: CNI's environment with the pod's id and netns.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::error::{Error, Kind, Result};
+use crate::process::Identity;
+
+/// SIGKILL to what is left of this attachment's plugins, and waits until it is gone.
+///
+/// `supervisor`: pid of the dead one, whose session its plugins are in; `None`: not known, any session without a leader.
+/// A daemon that a plugin put into a session of its own lives on: its DEL may need it.
+pub async fn kill_orphans(
+    container_id: &str,
+    netns: &Path,
+    supervisor: Option<i32>,
+    limit: Duration,
+) -> Result<()> {
+    let marks = [
+        format!("CNI_CONTAINERID={container_id}"),
+        format!("CNI_NETNS={}", netns.display()),
+    ];
+    let mut left = None;
+    for orphan in orphans(&marks, supervisor) {
+        tracing::warn!(
+            pid = orphan.pid,
+            id = container_id,
+            "a plugin's process outlived its supervisor: killed"
+        );
+        orphan.signal(libc::SIGKILL)?;
+        if !orphan.wait_gone(limit).await {
+            left = Some(orphan.pid);
+        }
+    }
+    match left {
+        None => Ok(()),
+        Some(pid) => Err(Error::new(
+            Kind::Deadline,
+            format!(
+                "end process {pid} of a CNI plugin whose supervisor has died: it hangs in the kernel"
+            ),
+        )),
+    }
+}
+
+fn orphans(marks: &[String], supervisor: Option<i32>) -> Vec<Identity> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    let is_one = |pid: i32| {
+        // First who it is: what is read afterwards is this process' own, or the signal reaches nobody.
+        let who = Identity::of(pid).ok()?;
+        let session = session(pid)?;
+        let of_dead = match supervisor {
+            Some(dead) => session == dead,
+            None => Identity::of(session).map_or(true, |leader| !leader.is_alive()),
+        };
+        (of_dead && has_marks(pid, marks)).then_some(who)
+    };
+    pids.filter_map(is_one).collect()
+}
+
+fn has_marks(pid: i32, marks: &[String]) -> bool {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let has = |mark: &String| environment.split(|b| *b == 0).any(|v| v == mark.as_bytes());
+    marks.iter().all(has)
+}
+
+/// Field 6 of `/proc/<pid>/stat`; the name before it may hold anything.
+fn session(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(3)?.parse().ok()
+}
