@@ -299,7 +299,7 @@ fn a_pod_is_removed_without_its_configuration_and_made_as_soon_as_there_is_one()
 #[test]
 fn a_vanished_netns_does_not_keep_the_lease() {
     sandboxed("a_vanished_netns_does_not_keep_the_lease", || {
-        cni::bridge("pods", "pvt0", "10.87.1.0/24").write();
+        kit::small_subnet("pods");
         let bridge = kit::before_real("bridge");
         let before = Snapshot::take();
         let id = create("web", "pods");

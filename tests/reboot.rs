@@ -111,7 +111,7 @@ fn a_small_subnet_survives_ten_reboots_with_pods_running() {
     sandboxed(
         "a_small_subnet_survives_ten_reboots_with_pods_running",
         || {
-            cni::bridge("pods", "pvt0", "10.87.1.0/29").write();
+            kit::small_subnet("pods");
             let before = Snapshot::take();
             let mut boot = reboot(0);
             for count in 1..=10 {
@@ -136,7 +136,7 @@ fn a_small_subnet_survives_ten_reboots_with_pods_running() {
 /// FL-042: leases in use are pods alive, whenever a supervisor is killed.
 fn random_kills(cycles: u32) {
     configure("[cni]\nkeeper_time = 5.0\n");
-    cni::bridge("pods", "pvt0", "10.87.1.0/29").write();
+    kit::small_subnet("pods");
     let before = Snapshot::take();
     // The same moments in every run.
     let mut seed: u64 = 0x5eed;
@@ -290,7 +290,7 @@ fn kill_at(moment: &Kill, by_rm: bool) {
 /// Puts a plugin in front of a fake that kills its supervisor, once, before or after the fake's work.
 fn kill_parent(plugin: &str, after: bool) {
     let path = Path::new(cni::PLUGINS).join(plugin);
-    let fake = Path::new("/run").join(format!("fake-{plugin}"));
+    let fake = Path::new(cni::PLUGINS).join(format!(".fake-{plugin}"));
     fs::rename(&path, &fake).unwrap();
     let kill = r#"[ "$CNI_COMMAND" != ADD ] || kill -KILL $(pgrep -f containerd-shim-podvisor)"#;
     let run = format!("{} </dev/stdin", fake.display());

@@ -4,6 +4,7 @@
 //! others from their turn. With `--dry-run` nothing is changed.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::client;
@@ -124,7 +125,11 @@ async fn settle(host: &Host, left: &Left) -> Result<()> {
         Left::Network(owed) => owed::hurry(host, owed).await,
         Left::Record(record) => gc::clear(&host.config, record),
         Left::Netns { path, .. } => netns::unpin(path),
-        Left::Link(path) => fs::remove_file(path).context(|| format!("remove {}", path.display())),
+        Left::Link(path) => match fs::remove_file(path) {
+            // It went with what it led to.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.context(|| format!("remove {}", path.display())),
+        },
     }
 }
 

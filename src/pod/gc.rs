@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::record::{self, Found, Record};
 use super::teardown;
@@ -183,23 +183,37 @@ pub fn clear(config: &Config, record: &NetworkRecord) -> Result<()> {
     record.remove()
 }
 
-/// What a supervisor does for the node when it starts: one try, in the background, of every DEL that is owed and due.
-/// Costs the listing of one directory when there is none.
+/// What a supervisor does for the node when it starts: one try, in the background, of every DEL that is owed, as soon as
+/// it is due. Costs the listing of one directory when there is none.
 pub async fn retry_due(config: &Config, reaper: &Reaper) {
     tokio::time::sleep(HEAD_START).await;
     for owed in owed(config) {
-        // Read again: another supervisor that has just started may have been quicker.
-        let due = owed.record.debt().filter(|d| d.is_due(SystemTime::now()));
-        if due.is_none() {
+        if !wait_until_due(&owed.record).await || owed.record.is_held() {
             continue;
         }
         match settle(config, reaper, &owed.record).await {
             Ok(()) => tracing::info!(step = "cni-del", pod = owed.id, "owed network cleaned up"),
-            Err(error) => tracing::warn!(
-                step = "cni-del", pod = owed.id, tries = owed.debt.tries + 1, %error, "owed network not cleaned up"
-            ),
+            Err(error) => {
+                let tries = owed.record.debt().map_or(0, |d| d.tries);
+                tracing::warn!(step = "cni-del", pod = owed.id, tries, %error, "owed network not cleaned up");
+            }
         }
     }
+}
+
+/// False: it is not due for long, or somebody else was quicker.
+async fn wait_until_due(record: &NetworkRecord) -> bool {
+    let end = Instant::now() + network::LONGEST_PAUSE;
+    while let Some(debt) = record.debt() {
+        if debt.is_due(SystemTime::now()) {
+            return true;
+        }
+        if record.is_leaked() || Instant::now() > end {
+            return false;
+        }
+        tokio::time::sleep(HEAD_START).await;
+    }
+    false
 }
 
 fn has_directory(config: &Config, namespace: &str, id: &str) -> bool {
