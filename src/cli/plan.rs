@@ -276,6 +276,7 @@ mod tests {
             bytes: Vec::new(),
             plugins: plugins.as_array().cloned().unwrap(),
             disable_check: false,
+            disable_gc: false,
         }
     }
 

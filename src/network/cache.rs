@@ -103,6 +103,49 @@ pub(super) fn of_container(cache_dir: &Path, container_id: &str) -> Vec<Cached> 
         .collect()
 }
 
+/// One entry of a network, as far as it can be read.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) container_id: String,
+    pub(super) ifname: String,
+    /// None when only the file's name says whose it is.
+    pub(super) cached: Option<Cached>,
+}
+
+/// Every entry of `network`, by file name, also those of other tools and damaged ones: to forget one would make its
+/// attachment garbage.
+pub(super) fn of_network(cache_dir: &Path, network: &str) -> Vec<Seen> {
+    let entries = fs::read_dir(cache_dir.join("results"));
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entries| entries.flatten().map(|e| e.path()).collect())
+        .unwrap_or_default();
+    paths.sort();
+    paths
+        .iter()
+        .filter_map(|path| seen(path, network))
+        .collect()
+}
+
+fn seen(path: &Path, network: &str) -> Option<Seen> {
+    let by_name = || {
+        let name = path.file_name()?.to_str()?;
+        let rest = name.strip_prefix(network)?.strip_prefix('-')?;
+        rest.rsplit_once('-')
+    };
+    let entry = disk::read(path).ok();
+    let entry = entry.and_then(|text| serde_json::from_slice::<Entry>(&text).ok());
+    let (container_id, ifname) = match &entry {
+        Some(entry) if entry.network_name != network => return None,
+        Some(entry) => (entry.container_id.as_str(), entry.if_name.as_str()),
+        None => by_name()?,
+    };
+    Some(Seen {
+        container_id: container_id.to_owned(),
+        ifname: ifname.to_owned(),
+        cached: read_file(path).ok(),
+    })
+}
+
 fn path(cache_dir: &Path, network: &str, attachment: &Attachment) -> PathBuf {
     let name = format!(
         "{network}-{}-{}",
@@ -227,5 +270,32 @@ mod tests {
             assert!(read(dir.path(), "pods", &attachment()).is_err(), "{text}");
             assert!(of_container(dir.path(), "8d0b").is_empty());
         }
+    }
+
+    #[test]
+    fn every_entry_of_a_network_is_seen_also_what_others_damaged() {
+        let dir = tempfile::tempdir().unwrap();
+        let results = dir.path().join("results");
+        fs::create_dir(&results).unwrap();
+        fs::write(results.join("pods-8d0b-eth0"), COMPOSED).unwrap();
+        fs::write(results.join("pods-of-ours-web-net1"), "").unwrap();
+        fs::write(
+            results.join("other-1-eth0"),
+            COMPOSED.replace(r#""pods""#, r#""other""#),
+        )
+        .unwrap();
+        let seen: Vec<_> = of_network(dir.path(), "pods")
+            .into_iter()
+            .map(|s| (s.container_id, s.ifname, s.cached.is_some()))
+            .collect();
+        // The second might as well be of a network "pods-of"; then it does no harm to name it.
+        assert_eq!(
+            seen,
+            [
+                ("8d0b".to_owned(), "eth0".to_owned(), true),
+                ("of-ours-web".to_owned(), "net1".to_owned(), false)
+            ]
+        );
+        assert_eq!(of_network(dir.path(), "other").len(), 1);
     }
 }

@@ -1,17 +1,11 @@
-//! Network configurations: found by reading the directory at use, so that one which arrives later, or changes, needs no restart.
-//!
-//! A file that is broken, perhaps because somebody is writing it at this moment, is skipped and warned about once; it
-//! never hides the good ones.
+//! One network's configuration: a list of plugins, parsed and every name in it checked.
 
-use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde_json::{Map, Value, json};
 
-use super::{disk, result};
-use crate::config::Config;
+use super::{disk, version};
 use crate::error::{Error, Kind, Result};
 
 /// A loaded configuration list. The bytes are kept, so that DEL uses the configuration of its ADD; a single-plugin
@@ -30,6 +24,16 @@ pub struct NetworkConf {
     pub plugins: Vec<Value>,
     /// `disableCheck`.
     pub disable_check: bool,
+    /// `disableGC`.
+    pub disable_gc: bool,
+}
+
+/// Why a file is no configuration.
+#[derive(Debug)]
+pub(super) struct Bad {
+    pub(super) error: Error,
+    /// It is not even JSON: somebody may be writing it at this moment.
+    pub(super) unfinished: bool,
 }
 
 impl NetworkConf {
@@ -44,71 +48,90 @@ pub(super) fn declares(plugin: &Value, capability: &str) -> bool {
     plugin["capabilities"][capability] == Value::Bool(true)
 }
 
-/// Loads by network name, or (None) the first good file by name order; .conflist, .conf, .json. Bad files are warned
-/// about and skipped, unless the named network is among the broken ones: then the error names the file (Invalid).
-/// NotFound lists the names there are.
-pub fn load_conf(config: &Config, name: Option<&str>) -> Result<NetworkConf> {
-    if let Some(name) = name {
-        crate::id::check_network(name)?;
-    }
-    let found = scan(config);
-    let mut names = Vec::new();
-    for conf in found.good {
-        if name.is_none_or(|n| n == conf.name) {
-            return Ok(conf);
-        }
-        names.push(conf.name);
-    }
-    let dir = config.cni.conf_dir.display();
-    let what = name.map_or_else(
-        || format!("find a network in {dir}"),
-        |n| format!("find network {n:?} in {dir}"),
-    );
-    // A file that cannot be parsed may still be the one that was asked for.
-    let suspect = found
-        .broken
-        .into_iter()
-        .find(|b| name.is_none_or(|n| b.mentions(n)));
-    if let Some(broken) = suspect {
-        return Err(broken.error.as_kind(Kind::Invalid).within(what));
-    }
-    let there = if names.is_empty() {
-        "no network is configured there; put a .conflist there, or choose no network or the host's"
-            .to_owned()
-    } else {
-        format!("there are: {}", names.join(", "))
-    };
-    Err(Error::new(Kind::NotFound, format!("{what}: {there}")))
-}
-
-/// (name, path) of every network configured, by file name; a name that comes twice counts where it comes first.
-pub fn list_confs(config: &Config) -> Vec<(String, PathBuf)> {
-    let mut seen = HashSet::new();
-    scan(config)
-        .good
-        .into_iter()
-        .filter(|c| seen.insert(c.name.clone()))
-        .map(|c| (c.name, c.path))
-        .collect()
-}
-
-/// Every good configuration, by file name.
-pub(super) fn all(config: &Config) -> Vec<NetworkConf> {
-    scan(config).good
-}
-
 /// Parses the text of a list, or of a single configuration, and checks every name in it.
 pub(super) fn parse(path: &Path, bytes: Vec<u8>) -> Result<NetworkConf> {
-    let at = || format!("read network configuration {}", path.display());
-    let text: Value =
-        serde_json::from_slice(&bytes).map_err(|e| Error::caused(Kind::Invalid, at(), e))?;
-    let Value::Object(top) = text else {
-        return Err(Error::new(
-            Kind::Invalid,
-            format!("{}: it is not a JSON object", at()),
-        ));
+    let top = object(path, &bytes).map_err(|bad| bad.error)?;
+    build(path, bytes, top).map_err(|e| e.within(at(path)))
+}
+
+/// The same for a file in the configuration directory: plugins of `<directory>/<network>/*.conf` come after those in
+/// the list, unless it says `loadOnlyInlinedPlugins` (CNI 1.1). The bytes hold them all then.
+pub(super) fn load(path: &Path, mut bytes: Vec<u8>) -> Result<NetworkConf, Bad> {
+    let mut top = object(path, &bytes)?;
+    let is_list = top.contains_key("plugins") || is_conflist(path);
+    let inlined_only = flag(&top, "loadOnlyInlinedPlugins");
+    let name = top.get("name").and_then(Value::as_str).unwrap_or_default();
+    if is_list && !inlined_only && crate::id::check_network(name).is_ok() {
+        let more = beside(&path.with_file_name(name))?;
+        if !more.is_empty() {
+            let plugins = top.entry("plugins").or_insert_with(|| json!([]));
+            if let Value::Array(plugins) = plugins {
+                plugins.extend(more);
+            }
+            // Whoever reads these bytes later must not add them again.
+            top.insert("loadOnlyInlinedPlugins".into(), true.into());
+            bytes = Value::Object(top.clone()).to_string().into_bytes();
+        }
+    }
+    build(path, bytes, top).map_err(|e| Bad {
+        error: e.within(at(path)),
+        unfinished: false,
+    })
+}
+
+/// The plugins in a network's own directory, by file name.
+fn beside(dir: &Path) -> Result<Vec<Value>, Bad> {
+    let mut paths: Vec<PathBuf> = fs::read_dir(dir)
+        .map(|entries| entries.flatten().map(|e| e.path()).collect())
+        .unwrap_or_default();
+    paths.retain(|p| p.extension().is_some_and(|e| e == "conf"));
+    paths.sort();
+    let read = |path: &PathBuf| match disk::read(path) {
+        Ok(bytes) => object(path, &bytes).map(|top| Some(Value::Object(top))),
+        Err(e) if e.is_gone() => Ok(None),
+        Err(error) => Err(Bad {
+            error,
+            unfinished: true,
+        }),
     };
-    build(path, bytes, top).map_err(|e| e.within(at()))
+    let read: Result<Vec<_>, _> = paths.iter().map(read).collect();
+    Ok(read?.into_iter().flatten().collect())
+}
+
+fn object(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, Bad> {
+    match serde_json::from_slice(bytes) {
+        Ok(Value::Object(top)) => Ok(top),
+        Ok(_) => Err(Bad {
+            error: Error::new(
+                Kind::Invalid,
+                format!("{}: it is not a JSON object", at(path)),
+            ),
+            unfinished: false,
+        }),
+        Err(e) => Err(Bad {
+            error: Error::caused(Kind::Invalid, at(path), e),
+            unfinished: true,
+        }),
+    }
+}
+
+fn at(path: &Path) -> String {
+    format!("read network configuration {}", path.display())
+}
+
+fn is_conflist(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "conflist")
+}
+
+/// A boolean that some writers put into quotes.
+fn flag(top: &Map<String, Value>, key: &str) -> bool {
+    match top.get(key) {
+        Some(Value::Bool(on)) => *on,
+        Some(Value::String(text)) => {
+            matches!(text.as_str(), "true" | "True" | "TRUE" | "t" | "T" | "1")
+        }
+        _ => false,
+    }
 }
 
 fn build(path: &Path, bytes: Vec<u8>, top: Map<String, Value>) -> Result<NetworkConf> {
@@ -116,8 +139,8 @@ fn build(path: &Path, bytes: Vec<u8>, top: Map<String, Value>) -> Result<Network
         .ok_or_else(|| Error::new(Kind::Invalid, "the field \"name\" is missing"))?;
     crate::id::check_network(&name)?;
     let cni_version = version(&top)?;
-    let disable_check = matches!(top.get("disableCheck"), Some(Value::Bool(true)))
-        || top.get("disableCheck").and_then(Value::as_str) == Some("true");
+    let disable_check = flag(&top, "disableCheck");
+    let disable_gc = flag(&top, "disableGC");
     let (plugins, bytes) = match top.get("plugins") {
         Some(Value::Array(plugins)) if !plugins.is_empty() => (plugins.clone(), bytes),
         Some(_) => {
@@ -126,7 +149,7 @@ fn build(path: &Path, bytes: Vec<u8>, top: Map<String, Value>) -> Result<Network
                 "\"plugins\" must be a list with at least one plugin",
             ));
         }
-        None if path.extension().is_some_and(|e| e == "conflist") => {
+        None if is_conflist(path) => {
             return Err(Error::new(
                 Kind::Invalid,
                 "the field \"plugins\" is missing; a single plugin goes into a .conf file",
@@ -147,6 +170,7 @@ fn build(path: &Path, bytes: Vec<u8>, top: Map<String, Value>) -> Result<Network
         bytes,
         plugins,
         disable_check,
+        disable_gc,
     })
 }
 
@@ -155,22 +179,18 @@ fn build(path: &Path, bytes: Vec<u8>, top: Map<String, Value>) -> Result<Network
 fn version(top: &Map<String, Value>) -> Result<String> {
     let stated = string(top, "cniVersion")?.filter(|v| !v.is_empty());
     let offered = top.get("cniVersions").and_then(Value::as_array);
-    let best = result::VERSIONS
-        .iter()
-        .rev()
-        .find(|v| offered.is_some_and(|o| o.iter().any(|x| x.as_str() == Some(v))));
-    if let Some(best) = best {
-        return Ok((*best).to_owned());
+    let offered = offered.into_iter().flatten().filter_map(Value::as_str);
+    if let Some(best) = version::newest(offered.chain(stated.as_deref())) {
+        return Ok(best.to_owned());
     }
-    let stated = stated.unwrap_or_else(|| "0.1.0".into());
-    if result::VERSIONS.contains(&stated.as_str()) {
-        return Ok(stated);
-    }
+    let Some(stated) = stated else {
+        return Ok(version::UNSTATED.to_owned());
+    };
     Err(Error::new(
         Kind::Invalid,
         format!(
             "check cniVersion {stated:?}: versions {} are spoken here",
-            result::VERSIONS.join(", ")
+            version::VERSIONS.join(", ")
         ),
     ))
 }
@@ -202,145 +222,11 @@ fn string(top: &Map<String, Value>, key: &str) -> Result<Option<String>> {
     }
 }
 
-struct Broken {
-    path: PathBuf,
-    text: Vec<u8>,
-    error: Error,
-}
-
-impl Broken {
-    /// True when this could be the file of network `name`: the name stands in it in quotes, or in its file name.
-    fn mentions(&self, name: &str) -> bool {
-        let quoted = format!("\"{name}\"");
-        self.text
-            .windows(quoted.len())
-            .any(|w| w == quoted.as_bytes())
-            || self
-                .path
-                .file_stem()
-                .is_some_and(|s| s.to_string_lossy().contains(name))
-    }
-}
-
-#[derive(Default)]
-struct Found {
-    good: Vec<NetworkConf>,
-    broken: Vec<Broken>,
-}
-
-fn scan(config: &Config) -> Found {
-    let mut paths: Vec<PathBuf> = fs::read_dir(&config.cni.conf_dir)
-        .map(|entries| entries.flatten().map(|e| e.path()).collect())
-        .unwrap_or_default();
-    paths.retain(|p| {
-        p.extension()
-            .is_some_and(|e| e == "conflist" || e == "conf" || e == "json")
-    });
-    paths.sort();
-    let mut found = Found::default();
-    for path in paths {
-        let bytes = match disk::read(&path) {
-            Ok(bytes) => bytes,
-            // Gone between the listing and the read: it was never there.
-            Err(e) if e.is_gone() => continue,
-            Err(error) => {
-                warn_once(&path, &error);
-                found.broken.push(Broken {
-                    path,
-                    text: Vec::new(),
-                    error,
-                });
-                continue;
-            }
-        };
-        match parse(&path, bytes.clone()) {
-            Ok(conf) => found.good.push(conf),
-            Err(error) => {
-                warn_once(&path, &error);
-                found.broken.push(Broken {
-                    path,
-                    text: bytes,
-                    error,
-                });
-            }
-        }
-    }
-    found
-}
-
-fn warn_once(path: &Path, error: &Error) {
-    static WARNED: OnceLock<Mutex<HashSet<PathBuf>>> = OnceLock::new();
-    let mut warned = WARNED
-        .get_or_init(Mutex::default)
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    if warned.insert(path.to_owned()) {
-        tracing::warn!(path = %path.display(), %error, "network configuration skipped");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const GOOD: &str = r#"{"cniVersion":"1.0.0","name":"NAME","plugins":[{"type":"bridge"},{"type":"portmap","capabilities":{"portMappings":true,"mac":false}}]}"#;
-
-    fn dir(files: &[(&str, &str)]) -> (tempfile::TempDir, Config) {
-        let dir = tempfile::tempdir().unwrap();
-        for (name, text) in files {
-            fs::write(dir.path().join(name), text).unwrap();
-        }
-        let mut config = Config::default();
-        config.cni.conf_dir = dir.path().to_owned();
-        (dir, config)
-    }
-
-    #[test]
-    fn the_first_good_file_by_name_is_the_default_and_unknown_suffixes_are_ignored() {
-        let (_dir, config) = dir(&[
-            ("00-half.conflist", &GOOD[..40]),
-            ("10-a.conflist", &GOOD.replace("NAME", "a")),
-            ("05-b.conflist.temp", &GOOD.replace("NAME", "b")),
-            (
-                "20-c.conf",
-                r#"{"cniVersion":"0.4.0","name":"c","type":"ptp"}"#,
-            ),
-            ("30-a.conflist", &GOOD.replace("NAME", "a")),
-        ]);
-        assert_eq!(load_conf(&config, None).unwrap().name, "a");
-        let names: Vec<String> = list_confs(&config).into_iter().map(|(n, _)| n).collect();
-        assert_eq!(names, ["a", "c"]);
-        let c = load_conf(&config, Some("c")).unwrap();
-        assert_eq!((c.plugins.len(), c.cni_version.as_str()), (1, "0.4.0"));
-        // The bytes are a list, whatever the file was: another reader of the cache can use them.
-        assert_eq!(
-            parse(&c.path.with_extension("conflist"), c.bytes)
-                .unwrap()
-                .plugins,
-            c.plugins
-        );
-    }
-
-    #[test]
-    fn the_error_lists_the_names_there_are_or_names_the_broken_file() {
-        let (_dir, config) = dir(&[
-            ("10-a.conflist", &GOOD.replace("NAME", "a")),
-            ("20.conflist", r#"{"name":"web","plugins":["#),
-        ]);
-        let missing = load_conf(&config, Some("nope")).unwrap_err();
-        assert_eq!(missing.kind(), Kind::NotFound);
-        assert!(missing.to_string().contains("there are: a"), "{missing}");
-        let broken = load_conf(&config, Some("web")).unwrap_err();
-        assert_eq!(broken.kind(), Kind::Invalid);
-        assert!(broken.to_string().contains("20.conflist"), "{broken}");
-        let (_dir, empty) = dir(&[]);
-        assert!(
-            load_conf(&empty, None)
-                .unwrap_err()
-                .to_string()
-                .contains("no network is configured")
-        );
-    }
 
     #[test]
     fn hostile_or_senseless_configurations_are_refused() {
@@ -386,5 +272,72 @@ mod tests {
         let conf = parse(Path::new("x.conflist"), GOOD.replace("NAME", "x").into()).unwrap();
         assert!(conf.supports("portMappings"));
         assert!(!conf.supports("mac") && !conf.supports("dns"));
+    }
+
+    #[test]
+    fn switches_are_read_as_booleans_and_as_text() {
+        for (value, on) in [
+            ("true", true),
+            ("\"true\"", true),
+            ("\"1\"", true),
+            ("false", false),
+            ("\"no\"", false),
+            ("1", false),
+        ] {
+            let text = format!(
+                r#"{{"name":"x","disableCheck":{value},"disableGC":{value},"plugins":[{{"type":"a"}}]}}"#
+            );
+            let conf = parse(Path::new("x.conflist"), text.into()).unwrap();
+            assert_eq!((conf.disable_check, conf.disable_gc), (on, on), "{value}");
+        }
+    }
+
+    #[test]
+    fn plugins_of_the_networks_own_directory_come_after_those_in_the_list() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("x")).unwrap();
+        for (file, kind) in [("20.conf", "c"), ("10.conf", "b"), ("30.json", "never")] {
+            fs::write(
+                dir.path().join("x").join(file),
+                format!(r#"{{"type":"{kind}"}}"#),
+            )
+            .unwrap();
+        }
+        let path = dir.path().join("10-x.conflist");
+        let types = |text: &str| -> Result<Vec<String>, Bad> {
+            let conf = load(&path, text.into())?;
+            // What is recorded stands alone.
+            assert_eq!(parse(&path, conf.bytes).unwrap().plugins, conf.plugins);
+            Ok(conf
+                .plugins
+                .iter()
+                .map(|p| p["type"].as_str().unwrap().to_owned())
+                .collect())
+        };
+        assert_eq!(
+            types(r#"{"name":"x","plugins":[{"type":"a"}]}"#).unwrap(),
+            ["a", "b", "c"]
+        );
+        assert_eq!(types(r#"{"name":"x"}"#).unwrap(), ["b", "c"]);
+        assert_eq!(
+            types(r#"{"name":"x","loadOnlyInlinedPlugins":true,"plugins":[{"type":"a"}]}"#)
+                .unwrap(),
+            ["a"]
+        );
+        assert_eq!(
+            types(r#"{"name":"y","plugins":[{"type":"a"}]}"#).unwrap(),
+            ["a"]
+        );
+        assert!(
+            !types(r#"{"name":"x","loadOnlyInlinedPlugins":true}"#)
+                .unwrap_err()
+                .unfinished
+        );
+        fs::write(dir.path().join("x/10.conf"), r#"{"type":"#).unwrap();
+        assert!(
+            types(r#"{"name":"x","plugins":[{"type":"a"}]}"#)
+                .unwrap_err()
+                .unfinished
+        );
     }
 }

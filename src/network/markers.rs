@@ -1,5 +1,7 @@
 //! The record of one pod's network, `<state_root>/networks/<hash>/`: what decides whether a DEL is owed.
 //!
+//! The attachment `eth0` has its files there, each other one in a directory `if-<interface>` below (`slot`):
+//!
 //! | file | says |
 //! |---|---|
 //! | `owner.json` | whose record it is; written first, so that a damaged `add-started.json` can still be acted on |
@@ -13,24 +15,25 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
-use super::{AddResult, Attachment, NetworkConf, cache, conf, disk, netns, owed};
-use crate::clock;
+use super::slot::Slot;
+use super::{AddResult, Attachment, NetworkConf, disk, owed};
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
 
-const OWNER: &str = "owner.json";
-const STARTED: &str = "add-started.json";
-const PARTIAL: &str = "partial.json";
-const RESULT: &str = "result.json";
-const STOPPED: &str = "network-stopped";
+/// Between two looks at a lock that somebody holds.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// The interface whose files stand in the record's own directory.
+pub(super) const FIRST: &str = "eth0";
+
+/// Before the interface's name in the directory of another attachment.
+const BESIDE: &str = "if-";
 
 /// The record of one sandbox's network. Holds only where it is; every question reads the disk.
 #[derive(Debug, Clone)]
@@ -41,46 +44,27 @@ pub struct NetworkRecord {
     sandbox_id: String,
 }
 
-/// One DEL to be sent.
-#[derive(Debug)]
-pub(super) struct Owed {
-    pub(super) conf: NetworkConf,
-    pub(super) attachment: Attachment,
-    pub(super) previous: Option<Value>,
+/// One attachment on record.
+#[derive(Debug, Clone)]
+pub struct OnRecord {
+    /// Name of the network.
+    pub network: String,
+    /// CNI_CONTAINERID.
+    pub container_id: String,
+    /// CNI_IFNAME.
+    pub ifname: String,
+    /// Where its netns is or was.
+    pub netns: PathBuf,
+    /// Its DEL is owed.
+    pub owes_del: bool,
+    /// What its ADD gave; None while it has not succeeded, or when that is damaged.
+    pub result: Option<AddResult>,
 }
 
 /// Holds other processes off the record while plugins run.
 #[derive(Debug)]
 pub(super) struct Locked {
     _dir: Flock<File>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Owner {
-    namespace: String,
-    sandbox_id: String,
-    network: String,
-    container_id: String,
-    ifname: String,
-    netns: PathBuf,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Started {
-    version: u32,
-    namespace: String,
-    sandbox_id: String,
-    boot_id: String,
-    at: String,
-    conf: StoredConf,
-    attachment: Attachment,
-}
-
-#[derive(Serialize, Deserialize)]
-struct StoredConf {
-    path: PathBuf,
-    /// The exact text of the list.
-    text: String,
 }
 
 /// Name of everything that is kept per sandbox: 32 hex digits. Ids may be 76 characters and a socket or link name may not.
@@ -104,66 +88,46 @@ impl NetworkRecord {
         &self.dir
     }
 
-    /// `add-started` exists and `network-stopped` does not.
+    /// For one of the attachments `add-started` exists and `network-stopped` does not.
     pub fn owes_del(&self) -> bool {
-        // In doubt (an I/O error) it is owed: a DEL too many is harmless, one too few leaks.
-        self.dir.join(STARTED).try_exists().unwrap_or(true)
-            && !self.dir.join(STOPPED).try_exists().unwrap_or(false)
+        self.slots().iter().any(Slot::owes_del)
     }
 
-    /// Writes `add-started` before the first plugin. State error while an earlier ADD still owes its DEL; what an
-    /// earlier, finished one left is replaced.
+    /// Writes `add-started` of this attachment before its first plugin. State error while an earlier ADD of the same
+    /// interface still owes its DEL; what earlier, finished ones left is replaced.
     pub fn begin(&self, conf: &NetworkConf, attachment: &Attachment) -> Result<()> {
-        if self.owes_del() {
+        let slot = self.slot(&attachment.ifname);
+        if slot.owes_del() {
             return Err(Error::new(
                 Kind::State,
                 format!(
-                    "begin network {:?} of sandbox {:?}: an earlier ADD is on record and its DEL is owed first; stop or remove the pod, or run `podvisor gc`",
-                    conf.name, self.sandbox_id
+                    "begin network {:?} of sandbox {:?}: an earlier ADD of {} is on record and its DEL is owed first; stop or remove the pod, or run `podvisor gc`",
+                    conf.name, self.sandbox_id, attachment.ifname
                 ),
             ));
         }
         self.make_dir()?;
-        // The old add-started goes first: between the two steps nothing is owed, as before.
-        let stale: Vec<PathBuf> = [STARTED, PARTIAL, RESULT, STOPPED, owed::OWED]
-            .map(|name| self.dir.join(name))
-            .into_iter()
-            .filter(|path| path.exists())
-            .collect();
-        if !stale.is_empty() {
-            stale.iter().try_for_each(|path| disk::remove_file(path))?;
-            disk::sync_dir(&self.dir)?;
+        let slots = self.slots();
+        if !slots.iter().any(Slot::owes_del) {
+            // The attachments of an earlier life say nothing about this one.
+            slots.iter().try_for_each(Slot::clear)?;
+            disk::remove_file(&self.dir.join(owed::OWED))?;
         }
-        // Made durable together with add-started.
-        let owner = Owner {
-            namespace: self.namespace.clone(),
-            sandbox_id: self.sandbox_id.clone(),
-            network: conf.name.clone(),
-            container_id: attachment.container_id.clone(),
-            ifname: attachment.ifname.clone(),
-            netns: attachment.netns.clone(),
-        };
-        disk::write_whole(&self.dir.join(OWNER), &self.text(OWNER, &owner)?)?;
-        self.write(
-            STARTED,
-            &Started {
-                version: 1,
-                namespace: self.namespace.clone(),
-                sandbox_id: self.sandbox_id.clone(),
-                boot_id: clock::boot_id(),
-                at: clock::rfc3339(SystemTime::now()),
-                conf: StoredConf {
-                    path: conf.path.clone(),
-                    text: String::from_utf8_lossy(&conf.bytes).into_owned(),
-                },
-                attachment: attachment.clone(),
-            },
-        )
+        let place = slots.iter().filter(|s| s.owes_del()).map(Slot::place);
+        let place = place.max().map_or(0, |last| last.saturating_add(1));
+        slot.begin(place, conf, attachment)
     }
 
-    /// What the ADD gave; None while there is no ADD that succeeded, or its record is damaged.
+    /// What the ADD of the first attachment gave; None while there is none that succeeded, or its record is damaged.
     pub fn read_result(&self) -> Option<AddResult> {
-        self.read(RESULT).ok()
+        self.slots().iter().find_map(Slot::read_result)
+    }
+
+    /// Every attachment that was begun, in the order of their ADDs. Those whose files cannot be read are there with
+    /// what their place tells.
+    pub fn attachments(&self) -> Vec<OnRecord> {
+        let begun = self.slots().into_iter().filter(Slot::is_begun);
+        begun.map(|slot| slot.on_record()).collect()
     }
 
     /// Removes the whole record (after DEL succeeded and the sandbox is forgotten); absent = done. State error while a
@@ -179,7 +143,7 @@ impl NetworkRecord {
             ));
         }
         // add-started before network-stopped: cut short in between, the record must not claim a DEL again.
-        disk::remove_file(&self.dir.join(STARTED))?;
+        self.slots().iter().try_for_each(Slot::clear)?;
         match fs::remove_dir_all(&self.dir) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
             Err(e) => Err(Error::io(
@@ -233,116 +197,33 @@ impl NetworkRecord {
         }
     }
 
-    pub(super) fn finish(&self, result: &AddResult) -> Result<()> {
-        self.write(RESULT, result)
-    }
-
-    /// Keeps the last good result of a chain that failed, for its DEL.
-    pub(super) fn keep_partial(&self, result: &Value) -> Result<()> {
-        self.write(PARTIAL, result)
-    }
-
-    /// The other way to say that the DEL succeeded; needs no space.
-    pub(super) fn forget_started(&self) -> Result<()> {
-        disk::remove_file(&self.dir.join(STARTED))?;
-        disk::sync_dir(&self.dir)
-    }
-
-    pub(super) fn set_stopped(&self) -> Result<()> {
-        self.write(STOPPED, &json!({"at": clock::rfc3339(SystemTime::now())}))
-    }
-
-    /// The DELs to send. One, as a rule; where the record is damaged, what libcni's cache knows of the container, else
-    /// what the configuration directory has under the network's name. An error (State) when nothing is known.
-    pub(super) fn owed(&self, config: &Config) -> Result<Vec<Owed>> {
-        let damage = match self.started() {
-            Ok((conf, attachment)) => {
-                let previous = self.previous(config, &conf, &attachment);
-                return Ok(vec![Owed {
-                    conf,
-                    attachment,
-                    previous,
-                }]);
-            }
-            Err(e) => e,
+    /// The files of one attachment; touches nothing.
+    pub(super) fn slot(&self, ifname: &str) -> Slot {
+        let dir = if ifname == FIRST {
+            self.dir.clone()
+        } else {
+            self.dir.join(format!("{BESIDE}{ifname}"))
         };
-        tracing::warn!(record = %self.dir.display(), error = %damage, "network record damaged; looking in libcni's cache");
-        let owner: Option<Owner> = self.read(OWNER).ok();
-        let container_id = owner.as_ref().map_or(&self.sandbox_id, |o| &o.container_id);
-        let network = owner.as_ref().map(|o| o.network.as_str());
-        let wanted = |name: &str| network.is_none_or(|n| n == name);
-        if container_id.is_empty() {
-            return Err(damage
-                .within("find out whose network it was")
-                .as_kind(Kind::State));
-        }
-        let cached = cache::of_container(&config.cni.cache_dir, container_id);
-        let mut owed: Vec<Owed> = cached
-            .into_iter()
-            .filter(|c| wanted(&c.conf.name))
-            .map(|c| Owed {
-                conf: c.conf,
-                attachment: c.attachment,
-                previous: c.result,
+        Slot::new(dir, ifname, &self.namespace, &self.sandbox_id)
+    }
+
+    /// All attachments that have a place, in the order of their ADDs.
+    pub(super) fn slots(&self) -> Vec<Slot> {
+        let mut names: Vec<String> = fs::read_dir(&self.dir)
+            .map(|entries| {
+                let names = entries
+                    .flatten()
+                    .filter_map(|e| e.file_name().into_string().ok());
+                names
+                    .filter_map(|n| n.strip_prefix(BESIDE).map(str::to_owned))
+                    .collect()
             })
-            .collect();
-        if owed.is_empty() {
-            // ADD had not finished, or the cache is gone too. DEL is idempotent, so that without a name every network is told.
-            let attachment = Attachment {
-                container_id: container_id.clone(),
-                netns: owner.as_ref().map_or_else(
-                    || netns::path(config, &self.namespace, &self.sandbox_id),
-                    |o| o.netns.clone(),
-                ),
-                ifname: owner.as_ref().map_or("eth0", |o| &o.ifname).to_owned(),
-                args: Vec::new(),
-                port_mappings: Vec::new(),
-                capabilities: Map::new(),
-            };
-            let confs = conf::all(config).into_iter().filter(|c| wanted(&c.name));
-            owed.extend(confs.map(|conf| Owed {
-                conf,
-                attachment: attachment.clone(),
-                previous: None,
-            }));
-            owed.dedup_by(|later, first| later.conf.name == first.conf.name);
-        }
-        if owed.is_empty() {
-            let which =
-                network.map_or_else(|| "any network".to_owned(), |n| format!("network {n:?}"));
-            return Err(damage
-                .within(format!(
-                    "find the configuration of {which} for the DEL of {container_id:?}"
-                ))
-                .as_kind(Kind::State));
-        }
-        Ok(owed)
-    }
-
-    fn started(&self) -> Result<(NetworkConf, Attachment)> {
-        let started: Started = self.read(STARTED)?;
-        started.attachment.check()?;
-        Ok((
-            conf::parse(&started.conf.path, started.conf.text.into_bytes())?,
-            started.attachment,
-        ))
-    }
-
-    fn previous(
-        &self,
-        config: &Config,
-        conf: &NetworkConf,
-        attachment: &Attachment,
-    ) -> Option<Value> {
-        if let Some(result) = self.read_result() {
-            return Some(result.raw);
-        }
-        let cached = || {
-            cache::read(&config.cni.cache_dir, &conf.name, attachment)
-                .ok()?
-                .result
-        };
-        self.read(PARTIAL).ok().or_else(cached)
+            .unwrap_or_default();
+        names.sort();
+        let mut slots = vec![self.slot(FIRST)];
+        slots.extend(names.iter().map(|name| self.slot(name)));
+        slots.sort_by_key(Slot::place);
+        slots
     }
 
     /// Each level is checked: who can write to one of them decides what is run as root.
@@ -353,25 +234,36 @@ impl NetworkRecord {
             .into_iter()
             .try_for_each(|dir| disk::private_dir(dir).context(what))
     }
+}
 
-    fn write(&self, name: &str, value: &impl Serialize) -> Result<()> {
-        disk::write_durable(&self.dir.join(name), &self.text(name, value)?)
-    }
-
-    fn text(&self, name: &str, value: &impl Serialize) -> Result<Vec<u8>> {
-        let what = || format!("write {}", self.dir.join(name).display());
-        serde_json::to_vec(value).map_err(|e| Error::caused(Kind::Other, what(), e))
-    }
-
-    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        let path = self.dir.join(name);
-        serde_json::from_slice(&disk::read(&path)?).map_err(|e| {
-            Error::caused(
-                Kind::Invalid,
-                format!("read {}: cut off or damaged", path.display()),
-                e,
-            )
-        })
+/// Holds off (exclusive) or is held off by (shared) the collection of garbage on this machine: what is being added must
+/// not be taken for garbage. Busy when it cannot be had within `limit`.
+pub(super) async fn lock_all(config: &Config, exclusive: bool, limit: Duration) -> Result<Locked> {
+    let root = root(config);
+    let what = || format!("lock {}", root.display());
+    [&config.state_root, &root]
+        .into_iter()
+        .try_for_each(|dir| disk::private_dir(dir).context(what))?;
+    let how = if exclusive {
+        FlockArg::LockExclusiveNonblock
+    } else {
+        FlockArg::LockSharedNonblock
+    };
+    let end = Instant::now() + limit;
+    let mut dir = File::open(&root).context(what)?;
+    loop {
+        match Flock::lock(dir, how) {
+            Ok(dir) => return Ok(Locked { _dir: dir }),
+            Err((back, nix::errno::Errno::EWOULDBLOCK)) if Instant::now() < end => dir = back,
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
+                return Err(Error::new(
+                    Kind::Busy,
+                    format!("{}: networks are being added or collected; retry", what()),
+                ));
+            }
+            Err((_, e)) => return Err(Error::sys(what(), e)),
+        }
+        tokio::time::sleep(LOCK_PAUSE).await;
     }
 }
 
@@ -385,19 +277,9 @@ fn open(dir: PathBuf) -> (String, String, NetworkRecord) {
         namespace: String::new(),
         sandbox_id: String::new(),
     };
-    let owner = record
-        .read::<Owner>(OWNER)
-        .map(|o| (o.namespace, o.sandbox_id));
-    let known = owner.or_else(|_| {
-        record
-            .read::<Started>(STARTED)
-            .map(|s| (s.namespace, s.sandbox_id))
-    });
-    let known = known.or_else(|e| {
-        let holder = record.holder().ok_or(e)?;
-        Ok::<_, Error>((holder.namespace, holder.sandbox_id))
-    });
-    if let Ok((namespace, sandbox_id)) = known {
+    let known = record.slots().iter().find_map(Slot::owner);
+    let known = known.or_else(|| record.holder().map(|h| (h.namespace, h.sandbox_id)));
+    if let Some((namespace, sandbox_id)) = known {
         record.namespace = namespace;
         record.sandbox_id = sandbox_id;
         return (record.namespace.clone(), record.sandbox_id.clone(), record);

@@ -7,15 +7,27 @@
 
 mod base64;
 mod cache;
+mod chain;
 mod cni;
 mod conf;
+mod convert;
 mod disk;
+mod facts;
+mod find;
+mod gc;
+mod kept;
 mod markers;
 pub mod netns;
 mod orphans;
 mod owed;
 mod plugin;
+mod remembered;
 mod result;
+mod slot;
+mod verbs;
+mod version;
+mod versions;
+mod wishes;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -24,10 +36,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use cni::{add, del};
-pub use conf::{NetworkConf, list_confs, load_conf};
-pub use markers::NetworkRecord;
+pub use conf::NetworkConf;
+pub use facts::{AddResult, Address, Dns, Facts, Interface, Route, Timing};
+pub use find::{list_confs, load_conf};
+pub use gc::{Collected, Valid, gc, stale};
+pub use markers::{NetworkRecord, OnRecord};
 pub use orphans::kill_orphans;
 pub use owed::{Debt, FIRST_PAUSE, Holder, LONGEST_PAUSE};
+pub use verbs::{Asked, Checked, check, status};
+pub use versions::versions;
+pub use wishes::wishes;
 
 use crate::error::{Error, Kind, Result};
 
@@ -127,13 +145,4 @@ impl Attachment {
         }
         all
     }
-}
-
-/// What ADD gave.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct AddResult {
-    /// Addresses of interfaces in the sandbox, "10.1.2.3/24", order kept.
-    pub ips: Vec<String>,
-    /// The whole result of the last plugin, in the version of the configuration.
-    pub raw: Value,
 }

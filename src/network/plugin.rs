@@ -29,6 +29,10 @@ const SHOWN: usize = 400;
 pub(super) enum Command {
     Add,
     Del,
+    Check,
+    Status,
+    Gc,
+    Version,
 }
 
 impl Command {
@@ -36,6 +40,10 @@ impl Command {
         match self {
             Self::Add => "ADD",
             Self::Del => "DEL",
+            Self::Check => "CHECK",
+            Self::Status => "STATUS",
+            Self::Gc => "GC",
+            Self::Version => "VERSION",
         }
     }
 }
@@ -49,7 +57,8 @@ pub(super) struct Call<'a> {
     pub(super) program: &'a Path,
     /// CNI_PATH: where the plugin finds others (IPAM).
     pub(super) search: &'a [PathBuf],
-    pub(super) attachment: &'a Attachment,
+    /// None for what is asked of a network or of the plugin itself.
+    pub(super) attachment: Option<&'a Attachment>,
     /// CNI_NETNS; empty when the netns is gone.
     pub(super) netns: &'a Path,
     /// The configuration, for stdin.
@@ -74,7 +83,7 @@ pub(super) fn find(name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
     })
 }
 
-/// Runs it. For ADD the result that it printed; for the others Null.
+/// Runs it. For ADD and VERSION what it printed; for the others Null.
 pub(super) async fn run(reaper: &Reaper, call: Call<'_>) -> Result<Value> {
     let what = format!("run CNI plugin {:?} ({})", call.name, call.command.as_str());
     let mut helper = Helper::new(call.program, call.left);
@@ -107,10 +116,12 @@ pub(super) async fn run(reaper: &Reaper, call: Call<'_>) -> Result<Value> {
 fn environment(call: &Call<'_>) -> Vec<(OsString, OsString)> {
     let args: Vec<String> = call
         .attachment
-        .cni_args()
+        .map(Attachment::cni_args)
+        .unwrap_or_default()
         .iter()
         .map(|(k, v)| format!("{k}={v}"))
         .collect();
+    let of = |part: fn(&Attachment) -> &String| call.attachment.map(part).cloned();
     let mut search = OsString::new();
     for dir in call.search {
         if !search.is_empty() {
@@ -122,10 +133,13 @@ fn environment(call: &Call<'_>) -> Vec<(OsString, OsString)> {
         ("CNI_COMMAND".into(), call.command.as_str().into()),
         (
             "CNI_CONTAINERID".into(),
-            call.attachment.container_id.clone().into(),
+            of(|a| &a.container_id).unwrap_or_default().into(),
         ),
         ("CNI_NETNS".into(), call.netns.into()),
-        ("CNI_IFNAME".into(), call.attachment.ifname.clone().into()),
+        (
+            "CNI_IFNAME".into(),
+            of(|a| &a.ifname).unwrap_or_default().into(),
+        ),
         ("CNI_ARGS".into(), args.join(";").into()),
         ("CNI_PATH".into(), search),
         ("PATH".into(), PATH.into()),
@@ -174,7 +188,7 @@ fn judge(command: Command, output: &Output, bound: Duration) -> Result<Value> {
             ),
         };
     }
-    if command != Command::Add {
+    if !matches!(command, Command::Add | Command::Version) {
         return Ok(Value::Null);
     }
     if output.stdout.iter().all(u8::is_ascii_whitespace) {

@@ -4,92 +4,49 @@ use std::net::IpAddr;
 
 use serde_json::{Map, Value};
 
-use super::AddResult;
+use super::convert::convert;
+use super::facts::{AddResult, Facts};
+use super::version::{self, PREV_RESULT_ON_DEL, VERSIONS};
 use crate::error::{Error, Kind, Result};
-
-/// Versions of the CNI specification that are spoken here, oldest first.
-pub(super) const VERSIONS: [&str; 7] = [
-    "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
-];
-
-/// Since when DEL is given prevResult.
-pub(super) const PREV_RESULT_ON_DEL: &str = "0.4.0";
-
-/// True when `version` (one of [`VERSIONS`]) is `floor` or newer.
-pub(super) fn at_least(version: &str, floor: &str) -> bool {
-    rank(version) >= rank(floor)
-}
 
 /// Checks a result and brings it to `version`. A result without `cniVersion` is read as one of the version the plugin
 /// was called with, as libcni does.
 pub(super) fn normalise(raw: Value, version: &str) -> Result<AddResult> {
-    let Value::Object(mut raw) = raw else {
+    let Value::Object(raw) = raw else {
         return Err(Error::new(Kind::Other, "the result is not a JSON object"));
     };
-    let stated = match raw.get("cniVersion") {
-        None | Some(Value::Null) => version.to_owned(),
-        Some(Value::String(s)) if s.is_empty() => version.to_owned(),
-        Some(Value::String(s)) if rank(s).is_some() => s.clone(),
-        Some(other) => {
-            return Err(Error::new(
-                Kind::Other,
-                format!(
-                    "the result has cniVersion {other}; versions {} are read here",
-                    VERSIONS.join(", ")
-                ),
-            ));
-        }
-    };
+    let stated = stated(&raw, version)?;
     let ips = addresses(&raw)?;
-    // Before 0.3.0 a result had another shape; between the two families it is passed on as it came.
-    let target = if has_list(&stated) == has_list(version) {
-        version
-    } else {
-        &stated
-    };
-    raw.insert("cniVersion".into(), target.into());
-    if has_list(target) {
-        mark_families(&mut raw, !at_least(target, "1.0.0"));
-    }
+    // Read in the newest form first: an older configuration has no place for all of it.
+    let newest = convert(raw.clone(), &stated, "1.1.0")?;
     Ok(AddResult {
         ips,
-        raw: Value::Object(raw),
+        facts: Facts::read(&Value::Object(newest)),
+        raw: Value::Object(convert(raw, &stated, version)?),
+        timings: Vec::new(),
     })
 }
 
 /// prevResult of a DEL: None when it cannot be given in `version`, which must not stop the DEL.
 pub(super) fn for_del(raw: &Value, version: &str) -> Option<Value> {
-    if !at_least(version, PREV_RESULT_ON_DEL) {
+    if !version::at_least(version, PREV_RESULT_ON_DEL) {
         return None;
     }
-    let result = normalise(raw.clone(), version).ok()?;
-    (result.raw["cniVersion"].as_str() == Some(version)).then_some(result.raw)
+    normalise(raw.clone(), version).ok().map(|r| r.raw)
 }
 
-fn rank(version: &str) -> Option<usize> {
-    VERSIONS.iter().position(|v| *v == version)
-}
-
-/// Since 0.3.0 a result has lists of interfaces and addresses.
-fn has_list(version: &str) -> bool {
-    at_least(version, "0.3.0")
-}
-
-/// 0.3 and 0.4 want `version: "4"|"6"` in each address; 1.0 dropped it.
-fn mark_families(raw: &mut Map<String, Value>, wanted: bool) {
-    let Some(Value::Array(ips)) = raw.get_mut("ips") else {
-        return;
-    };
-    for ip in ips.iter_mut().filter_map(Value::as_object_mut) {
-        if wanted {
-            let six = ip
-                .get("address")
-                .and_then(Value::as_str)
-                .is_some_and(|a| a.contains(':'));
-            ip.insert("version".into(), if six { "6" } else { "4" }.into());
-        } else {
-            ip.shift_remove("version");
-        }
+fn stated(raw: &Map<String, Value>, version: &str) -> Result<String> {
+    match raw.get("cniVersion") {
+        None | Some(Value::Null) => Ok(version.to_owned()),
+        Some(Value::String(s)) if s.is_empty() => Ok(version.to_owned()),
+        Some(Value::String(s)) if version::is_known(s) => Ok(s.clone()),
+        Some(other) => Err(Error::new(
+            Kind::Other,
+            format!(
+                "the result has cniVersion {other}; versions {} are read here",
+                VERSIONS.join(", ")
+            ),
+        )),
     }
 }
 
@@ -209,13 +166,11 @@ mod tests {
     #[test]
     fn del_goes_without_a_result_it_cannot_be_given() {
         assert!(for_del(&bridge("1.0.0"), "0.3.1").is_none());
-        assert!(
-            for_del(
-                &json!({"cniVersion": "0.1.0", "ip4": {"ip": "10.0.0.2/16"}}),
-                "0.4.0"
-            )
-            .is_none()
-        );
+        // FL-029: it says it is old, and is not.
+        let lie = json!({"cniVersion": "0.1.0", "ips": [{"address": "10.0.0.2/16"}]});
+        assert!(for_del(&lie, "0.4.0").is_none());
+        let old = json!({"cniVersion": "0.1.0", "ip4": {"ip": "10.0.0.2/16"}});
+        assert_eq!(for_del(&old, "0.4.0").unwrap()["ips"][0]["version"], "4");
         assert!(for_del(&json!("damaged"), "1.0.0").is_none());
         assert_eq!(
             for_del(&bridge("0.4.0"), "1.0.0").unwrap()["cniVersion"],

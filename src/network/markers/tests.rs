@@ -1,7 +1,9 @@
 //! Records as a power cut or a kill may leave them.
 
 use super::*;
-use crate::network::PortMapping;
+use crate::network::slot::{OWNER, RESULT, STARTED, STOPPED};
+use crate::network::{PortMapping, cache, conf};
+use serde_json::{Map, json};
 
 const TEXT: &str = r#"{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge"},{"type":"portmap","capabilities":{"portMappings":true}}]}"#;
 
@@ -58,11 +60,11 @@ fn del_is_owed_from_begin_to_stopped_and_add_is_refused_in_between() {
         Err(Kind::State)
     );
     assert_eq!(record.remove().map_err(|e| e.kind()), Err(Kind::State));
-    record.set_stopped().unwrap();
+    record.slot("eth0").set_stopped().unwrap();
     assert!(!record.owes_del());
     record.begin(&p.conf, &attachment("a")).unwrap();
     assert!(record.owes_del());
-    record.set_stopped().unwrap();
+    record.slot("eth0").set_stopped().unwrap();
     record.remove().unwrap();
     record.remove().unwrap();
     assert!(!record.dir().exists());
@@ -74,20 +76,23 @@ fn the_owed_del_has_the_configuration_arguments_and_result_of_its_add() {
     let record = NetworkRecord::at(&p.config, "default", "a");
     record.begin(&p.conf, &attachment("a")).unwrap();
     record
+        .slot("eth0")
         .keep_partial(&json!({"cniVersion": "1.0.0", "dns": {}}))
         .unwrap();
-    let owed = record.owed(&p.config).unwrap();
+    let owed = record.slot("eth0").owed(&p.config).unwrap();
     assert_eq!(
         owed[0].previous,
         Some(json!({"cniVersion": "1.0.0", "dns": {}}))
     );
     record
+        .slot("eth0")
         .finish(&AddResult {
             ips: vec!["10.0.0.2/24".into()],
             raw: json!({"cniVersion": "1.0.0"}),
+            ..AddResult::default()
         })
         .unwrap();
-    let owed = record.owed(&p.config).unwrap();
+    let owed = record.slot("eth0").owed(&p.config).unwrap();
     assert_eq!(owed.len(), 1);
     assert_eq!(owed[0].conf.bytes, TEXT.as_bytes());
     assert_eq!(
@@ -111,7 +116,7 @@ fn a_record_cut_to_nothing_or_in_half_still_owes_its_del() {
             let p = place();
             let record = NetworkRecord::at(&p.config, "default", "a");
             record.begin(&p.conf, &attachment("a")).unwrap();
-            record.finish(&AddResult::default()).unwrap();
+            record.slot("eth0").finish(&AddResult::default()).unwrap();
             if cached {
                 cache::write(
                     &p.config.cni.cache_dir,
@@ -134,7 +139,7 @@ fn a_record_cut_to_nothing_or_in_half_still_owes_its_del() {
             fs::write(&path, &text[..(text.len() as f64 * keep) as usize]).unwrap();
             // network-stopped alone needs no content: it is renamed into place after the DEL.
             assert_eq!(record.owes_del(), file != STOPPED, "{file}");
-            let owed = record.owed(&p.config).unwrap();
+            let owed = record.slot("eth0").owed(&p.config).unwrap();
             assert_eq!(owed.len(), 1, "{file} {keep}");
             assert_eq!(
                 (
@@ -162,6 +167,7 @@ fn a_record_of_which_nothing_can_be_read_is_listed_and_an_error() {
     assert_eq!(
         listed[0]
             .2
+            .slot("eth0")
             .owed(&p.config)
             .map_err(|e| e.kind())
             .unwrap_err(),
@@ -175,7 +181,7 @@ fn a_record_of_which_nothing_can_be_read_is_listed_and_an_error() {
         &json!({}),
     )
     .unwrap();
-    assert_eq!(record.owed(&p.config).unwrap().len(), 1);
+    assert_eq!(record.slot("eth0").owed(&p.config).unwrap().len(), 1);
 }
 
 #[test]
@@ -209,4 +215,46 @@ fn a_state_root_that_others_can_write_to_is_refused_before_anything_runs() {
 fn the_hash_keeps_namespaces_and_ids_apart() {
     assert_ne!(hash("a", "b-c"), hash("a-b", "c"));
     assert_eq!(hash("a", "b").len(), 32);
+}
+
+#[test]
+fn attachments_have_files_of_their_own_and_keep_their_order() {
+    let p = place();
+    let record = NetworkRecord::at(&p.config, "default", "a");
+    let on = |ifname: &str| Attachment {
+        ifname: ifname.into(),
+        ..attachment("a")
+    };
+    let names = |record: &NetworkRecord| -> Vec<String> {
+        record.attachments().into_iter().map(|a| a.ifname).collect()
+    };
+    for ifname in ["net9", "eth0", "eth1"] {
+        record.begin(&p.conf, &on(ifname)).unwrap();
+    }
+    let again = record.begin(&p.conf, &on("eth1"));
+    assert_eq!(again.map_err(|e| e.kind()), Err(Kind::State));
+    assert_eq!(names(&record), ["net9", "eth0", "eth1"]);
+    for ifname in ["eth1", "eth0"] {
+        record.slot(ifname).set_stopped().unwrap();
+        assert!(record.owes_del());
+    }
+    // Cut to nothing, it is still known whose it was.
+    let dir = record.dir().join("if-net9");
+    fs::write(dir.join(STARTED), "").unwrap();
+    fs::write(dir.join(OWNER), "").unwrap();
+    cache::write(&p.config.cni.cache_dir, &p.conf, &on("net9"), &json!({})).unwrap();
+    cache::write(&p.config.cni.cache_dir, &p.conf, &on("eth1"), &json!({})).unwrap();
+    let owed = record.slot("net9").owed(&p.config).unwrap();
+    assert_eq!(
+        (owed.len(), owed[0].attachment.ifname.as_str()),
+        (1, "net9")
+    );
+    assert_eq!(record.remove().map_err(|e| e.kind()), Err(Kind::State));
+    record.slot("net9").set_stopped().unwrap();
+    // A new life knows nothing of the old one's attachments.
+    record.begin(&p.conf, &on("eth0")).unwrap();
+    assert_eq!(names(&record), ["eth0"]);
+    record.slot("eth0").set_stopped().unwrap();
+    record.remove().unwrap();
+    assert!(!record.dir().exists());
 }
