@@ -29,10 +29,17 @@ pub fn fake_network(network: &str, plugin: &str) -> Fake {
 /// A bridge with five addresses for pods. Without masquerading: the bridge plugin forgets its rules when it gets no
 /// netns, or when its DEL was killed half way.
 pub fn small_subnet(network: &str) {
-    let made = Command::new("ip").args(["link", "add", "pvt0", "type", "bridge"]).output().unwrap();
+    let made = Command::new("ip")
+        .args(["link", "add", "pvt0", "type", "bridge"])
+        .output()
+        .unwrap();
     assert!(made.status.success(), "{made:?}");
     let ipam = json!({"type": "host-local", "ranges": [[{"subnet": "10.87.1.0/29"}]]});
-    cni::network(network, vec![json!({"type": "bridge", "bridge": "pvt0", "isGateway": true, "ipam": ipam})]).write();
+    cni::network(
+        network,
+        vec![json!({"type": "bridge", "bridge": "pvt0", "isGateway": true, "ipam": ipam})],
+    )
+    .write();
 }
 
 /// A fake in front of the reference plugin of the same name.
