@@ -88,7 +88,7 @@ enum Verb {
     Rm(rm::Args),
     /// Wait until a container has ended and print its exit code.
     Wait(wait::Args),
-    /// Networks that pods can be given.
+    /// Networks that pods can be given: list them, check pods on them, collect what was left.
     Network(network::Args),
     /// Undo what supervisors that have died, and reboots, have left.
     Gc(gc::Args),
@@ -142,7 +142,7 @@ fn act(command: Command) -> Result<u8, Failure> {
             Verb::Stop(args) => stop::run(&host, args).await,
             Verb::Rm(args) => rm::run(&host, args).await,
             Verb::Wait(args) => wait::run(&host, args).await,
-            Verb::Network(args) => network::run(&host, &args),
+            Verb::Network(args) => network::run(&host, &args).await,
             Verb::Gc(args) => gc::run(&host, &args).await,
             Verb::Version(args) => version::run(&args),
         }

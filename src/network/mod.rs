@@ -38,7 +38,7 @@ use serde_json::{Map, Value};
 pub use cni::{add, del};
 pub use conf::NetworkConf;
 pub use facts::{AddResult, Address, Dns, Facts, Interface, Route, Timing};
-pub use find::{list_confs, load_conf};
+pub use find::{bad_confs, list_confs, load_conf};
 pub use gc::{Collected, Valid, gc, stale};
 pub use markers::{NetworkRecord, OnRecord};
 pub use orphans::kill_orphans;
