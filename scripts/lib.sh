@@ -33,9 +33,10 @@ cni_plugins() {
 # Bridges and the portmap plugin's fixed chains belong to the plugins and outlive pods by their design.
 residue_list() {
   {
-    for p in /proc/[0-9]*; do
-      c=$(tr '\0' ' ' <"$p/cmdline" 2>/dev/null) || continue
-      case $c in *containerd-shim-podvisor*|*podvisor-infra*) echo "process ${p#/proc/} $c" ;; esac
+    # The brackets keep grep from finding itself.
+    grep -alE 'containerd-shim-podviso[r]|podvisor-infr[a]' /proc/[0-9]*/cmdline 2>/dev/null | while IFS=/ read -r _ _ pid _; do
+      c=$(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline") || continue
+      echo "process $pid $c"
     done
     find /run/netns -mindepth 1 -printf 'netns %p\n' 2>/dev/null
     awk '/podvisor/ || / - nsfs / { print "mount " $5 }' /proc/self/mountinfo

@@ -110,7 +110,7 @@ fn remove_tree(dir: &Path) -> io::Result<()> {
 }
 
 /// Lets the kernel kill the whole subtree in one step (`cgroup.kill`, Linux 5.14, v2). True when it did.
-fn at_once(group: &Group) -> bool {
+pub(super) fn at_once(group: &Group) -> bool {
     group.v2
         && group
             .owned()

@@ -417,6 +417,39 @@ async fn a_real_group_is_killed_with_all_it_forks_and_removed() {
 }
 
 #[tokio::test]
+async fn a_real_v2_group_is_killed_by_the_kernel_in_one_step() {
+    let Some(group) = real("once") else { return };
+    let able = group
+        .dir_of("")
+        .is_some_and(|dir| dir.join("cgroup.kill").exists());
+    let mut child = forker(&group);
+    assert_eq!(kill::at_once(&group), group.v2 && able);
+    group.kill_all(LIMIT).await.unwrap();
+    let _ = child.wait();
+    group.remove(LIMIT).await.unwrap();
+}
+
+#[tokio::test]
+async fn statistics_of_a_real_group_count_what_runs_in_it() {
+    let Some(group) = real("stat") else { return };
+    let mut child = forker(&group);
+    let packed = group.metrics().unwrap();
+    let (pids, cpu, memory) = if group.v2 {
+        let m = any::unpack::<cgroup2::metrics::Metrics>(&packed, any::CGROUP2_METRICS);
+        let m = m.unwrap().unwrap();
+        (m.pids.current, m.cpu.usage_usec, m.memory.usage)
+    } else {
+        let m = any::unpack::<cgroup1::metrics::Metrics>(&packed, any::CGROUP1_METRICS);
+        let m = m.unwrap().unwrap();
+        (m.pids.current, m.cpu.usage.total, m.memory.usage.usage)
+    };
+    assert!(pids >= 3 && cpu > 0 && memory > 0, "{pids} {cpu} {memory}");
+    group.kill_all(LIMIT).await.unwrap();
+    let _ = child.wait();
+    group.remove(LIMIT).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_frozen_real_group_is_killed_too() {
     let Some(group) = real("frozen") else { return };
     let mut child = forker(&group);

@@ -10,12 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
+use protobuf::well_known_types::any::Any;
+use serde_json::json;
 
 use crate::client::{self, Client};
 use crate::error::{Context, Error, Kind, Result};
 use crate::pod::record::Record;
 use crate::proto::any;
-use crate::proto::runc_options::oci::Options;
+use crate::proto::runtimeoptions::runtimeoptions::Options;
 use crate::proto::task_v3::shim::{CreateTaskRequest, DeleteRequest, StartRequest};
 
 use super::attach::Attach;
@@ -171,12 +173,7 @@ async fn run(
     log: &Path,
     attach: Option<&Attach>,
 ) -> Result<(), Failure> {
-    let options = Options {
-        root: host.config.oci_root().display().to_string(),
-        ..Default::default()
-    };
-    let options = any::pack(any::RUNC_OPTIONS, &options)
-        .map_err(|e| Error::caused(Kind::Invalid, "encode the runtime's options", e))?;
+    let options = runtime_options(&host.config.oci_root())?;
     let streams = log_uri(log, attach);
     let request = CreateTaskRequest {
         id: id.to_owned(),
@@ -193,6 +190,18 @@ async fn run(
         .await
         .map_err(|e| Failure::of_start(client::from_ttrpc("start the workload", e)))?;
     start_process(client, id, "").await
+}
+
+/// Ours, as TOML: only there can be said that the configured runtime is wanted, else crun where it runs.
+fn runtime_options(root: &Path) -> Result<Any> {
+    const WHAT: &str = "encode the runtime's options";
+    let table = json!({ "PreferCrun": true, "Root": root });
+    let body = basic_toml::to_string(&table).map_err(|e| Error::caused(Kind::Invalid, WHAT, e))?;
+    let options = Options {
+        config_body: body.into_bytes(),
+        ..Default::default()
+    };
+    any::pack(any::RUNTIME_OPTIONS, &options).map_err(|e| Error::caused(Kind::Invalid, WHAT, e))
 }
 
 /// The log always; whoever is attached gets a copy through fifos.
@@ -286,6 +295,16 @@ mod tests {
             check_rootfs(&file).map_err(|e| e.kind()),
             Err(Kind::Invalid)
         );
+    }
+
+    #[test]
+    fn the_configured_runtime_is_asked_for_and_odd_paths_are_kept() {
+        for root in ["/run/podvisor/oci", "/a \"b\"\\/c"] {
+            let sent = runtime_options(Path::new(root)).unwrap();
+            let read = crate::spec::options::Options::decode(&sent).unwrap();
+            assert!(read.prefer_crun && read.binary.is_empty());
+            assert_eq!(read.root, root);
+        }
     }
 
     #[test]

@@ -128,13 +128,12 @@ fn overlays_with_more_layers_than_a_page_holds() {
         assert!(d[2].join("f0").exists() && d[2].join("f79").exists());
         umount2(&d[2], MntFlags::empty()).unwrap();
 
-        // Which way it took: the new one, unless the kernel is older than it.
+        // Which way it took: the new one, unless the kernel is older than it. Before 6.5 the new calls are there, but
+        // overlay's options go through one page all the same.
         let parsed = Options::parse("overlay", &list[0].options).unwrap();
         if let Err(e) = overlay::by_layer("overlay", &d[2], &parsed) {
-            assert!(
-                e.to_string().contains("lowerdir+") || e.to_string().contains("os error 38"),
-                "{e}"
-            );
+            let old = ["lowerdir+", "Cumulative options too large", "os error 38"];
+            assert!(old.iter().any(|why| e.to_string().contains(why)), "{e}");
         }
 
         // The way of older kernels gives the same, without touching the process' directory.

@@ -32,6 +32,9 @@ const ROLL_BACK_BUDGET: Duration = Duration::from_secs(90);
 /// Between looks at a network that another process is at.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long a roll-back may go on when a stop is waiting: long enough for a DEL that works to end, and be the only one.
+const OVERTAKEN_GRACE: Duration = Duration::from_secs(5);
+
 impl Pod {
     /// CreateSandbox's own effects: the record, directories, pod files and shm.
     pub(super) fn prepare(&self, plan: &Plan, digest: &str) -> Result<()> {
@@ -122,8 +125,8 @@ impl Pod {
                 outcome.send_replace(Some(Outcome::Failed(error.kind(), error.to_string())));
                 tokio::select! {
                     () = self.roll_back() => {}
-                    // A stop has limits of its own and begins where this was dropped.
-                    () = job.cancelled() => {}
+                    // A stop has limits of its own and begins where this was dropped; a DEL killed half-way is sent again.
+                    () = overtaken(&job) => {}
                 }
             }
         }
@@ -503,6 +506,12 @@ fn refuse_foreign(group: &Group) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Resolves when somebody has been waiting for the job to stop for some time.
+async fn overtaken(job: &Job) {
+    job.cancelled().await;
+    tokio::time::sleep(OVERTAKEN_GRACE).await;
 }
 
 fn stopping() -> Error {

@@ -147,6 +147,26 @@ fn a_new_pod_of_the_same_id_undoes_what_a_killed_supervisor_was_making() {
 }
 
 #[test]
+fn a_stop_that_meets_a_roll_back_lets_its_del_end() {
+    sandboxed(
+        "cut_short::a_stop_that_meets_a_roll_back_lets_its_del_end",
+        || {
+            let plugin = rig::fake_network();
+            plugin.on("ADD", &[Act::Exit(1)]);
+            plugin.on("DEL", &[Act::Sleep(1.5)]);
+            let before = Snapshot::take();
+            let pod = Pod::create("p1");
+            pod.probe().start("p1", BOUND).unwrap_err();
+            called(&plugin, "DEL", 1);
+            pod.end();
+            before.assert_unchanged();
+            one_add_one_del(&plugin);
+            assert_eq!(plugin.calls_of("DEL")[0].end.as_deref(), Some("0"));
+        },
+    );
+}
+
+#[test]
 fn a_command_that_is_killed_leaves_a_creation_that_can_be_removed() {
     sandboxed(
         "cut_short::a_command_that_is_killed_leaves_a_creation_that_can_be_removed",

@@ -31,6 +31,27 @@ fn fifty_creations_whose_plugin_fails_leave_nothing() {
     );
 }
 
+/// FL-014: a plugin that hangs is killed at its bound, and the creation fails: that is no impatience of the caller's.
+#[test]
+fn a_plugin_killed_at_its_bound_fails_the_creation_which_leaves_nothing() {
+    sandboxed(
+        "failing::a_plugin_killed_at_its_bound_fails_the_creation_which_leaves_nothing",
+        || {
+            rig::settings("[cni]\nadd_timeout = 1.0\n");
+            let plugin = rig::fake_network();
+            plugin.on("ADD", &[Act::IgnoreTerm, Act::Sleep(300.0)]);
+            let before = Snapshot::take();
+            let output = podvisor(&["create", "--name", "web"]).code_is(125);
+            for part in ["\"fake\"", "ADD", "1.0 s"] {
+                assert!(output.stderr.contains(part), "{output:?}");
+            }
+            assert!(!output.stderr.contains("goes on"), "{output:?}");
+            before.assert_unchanged();
+            assert_eq!((plugin.count("ADD"), plugin.count("DEL")), (1, 1));
+        },
+    );
+}
+
 /// FL-023: a pod on the host's network needs no network configuration.
 #[test]
 fn a_pod_on_the_hosts_network_needs_no_configuration_and_calls_no_plugin() {

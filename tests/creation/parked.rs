@@ -119,7 +119,7 @@ fn the_same_command_takes_the_pod_that_it_began() {
             // Still under way: the second joins, and is told the same.
             podvisor(&asked).fails_with("still at stage cni-add");
             open(&gate);
-            podvisor(&["create", "--name", "web", "--timeout", "30s"]).ok();
+            podvisor(&["create", "--name", "web", "--timeout", "5m"]).ok();
             assert!(podvisor(&["ps"]).ok().stdout.contains("ready"));
             podvisor(&["rm", "-f", "web"]).ok();
             before.assert_unchanged();

@@ -3,13 +3,15 @@
 use std::path::Path;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use podvisor::client;
 use podvisor::proto::task_v3::shim as task;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use ttrpc::asynchronous::transport::Socket;
 use ttrpc::{Code, Error};
 
+use crate::daemon::signal;
 use crate::kit::*;
 use crate::support::{Snapshot, cni, fake, sandboxed};
 
@@ -123,6 +125,51 @@ fn a_shutdown_is_always_answered_before_the_process_ends() {
                         for error in [one.err(), two.err()].into_iter().flatten() {
                             assert!(client::is_closed(&error), "{error:?}");
                         }
+                    }
+                    pod.left();
+                }
+            });
+            before.assert_unchanged();
+        },
+    );
+}
+
+/// Law 11: what was sent before the end began is answered, however many there are.
+#[test]
+fn every_shutdown_that_was_sent_in_time_is_answered() {
+    sandboxed(
+        "ending::every_shutdown_that_was_sent_in_time_is_answered",
+        || {
+            let before = Snapshot::take();
+            on(async {
+                // Without a sandbox there is nothing to undo: the end comes at once.
+                for (id, with_sandbox) in [("p", false), ("q", true)] {
+                    let pod = Pod::launch(id);
+                    let client = pod.connect().await;
+                    if with_sandbox {
+                        pod.up(&client, &config("p")).await;
+                    } else {
+                        status(&client, id).await.unwrap_err();
+                    }
+                    let mut streams = Vec::new();
+                    for _ in 0..4 {
+                        streams.push(UnixStream::connect(&pod.socket).await.unwrap());
+                    }
+                    signal(pod.pid, Signal::SIGSTOP);
+                    for _ in 0..4 {
+                        streams.push(UnixStream::connect(&pod.socket).await.unwrap());
+                    }
+                    for stream in &mut streams {
+                        let frame = frame("ShutdownSandbox", id, 0);
+                        stream.write_all(&frame).await.unwrap();
+                    }
+                    signal(pod.pid, Signal::SIGCONT);
+                    for (n, stream) in streams.iter_mut().enumerate() {
+                        let mut header = [0; 10];
+                        let read = stream.read_exact(&mut header).await;
+                        assert!(read.is_ok(), "{id}, connection {n}: {read:?}");
+                        // A response on our stream.
+                        assert_eq!(header[4..9], [0, 0, 0, 1, 2], "{header:?}");
                     }
                     pod.left();
                 }

@@ -3,6 +3,7 @@
 
 use super::peers::Peer;
 use std::path::PathBuf;
+use std::process::Command;
 
 /// Namespaces, mounts and cgroups need root.
 pub fn root() -> bool {
@@ -26,6 +27,14 @@ pub fn peer(name: &str) -> Option<Peer> {
         missing(&format!("{name}: run scripts/setup --peers"));
     }
     peer
+}
+
+/// An emulated machine: qemu and a kernel for it.
+pub fn lab() -> bool {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/lab");
+    let ready = Command::new(script).arg("--ready").output();
+    ready.is_ok_and(|output| output.status.success())
+        || missing("qemu and a kernel for it: run scripts/setup --lab")
 }
 
 /// Where a program is.
