@@ -14,11 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pod::{LIMIT, Pod};
+use pod::{LIMIT, Pod, ip, supervised, tool};
 use podvisor::config::Config;
 use podvisor::error::Kind;
 use podvisor::network::{self, netns};
-use podvisor::process::Reaper;
 use serde_json::{Value, json};
 use support::fake::{self, Act, Fake};
 use support::{Scope, cni, eventually, sandboxed};
@@ -32,28 +31,6 @@ fn fakes<const N: usize>(network: &str, names: [&str; N]) -> [Fake; N] {
     )
     .write();
     made
-}
-
-/// Runs `body` with a reaper on a current-thread runtime, as the supervisor has it.
-fn supervised<F: AsyncFnOnce(Reaper)>(name: &str, body: F) {
-    sandboxed(name, || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async { body(Reaper::start().unwrap()).await });
-    });
-}
-
-/// What a program prints; it has to succeed. Blocks, so that the reaper cannot take its exit away.
-fn tool(program: &str, args: &[&str]) -> String {
-    let output = Command::new(program).args(args).output().unwrap();
-    assert!(output.status.success(), "{program} {args:?}: {output:?}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn ip(args: &[&str]) -> String {
-    tool("ip", args)
 }
 
 fn pin_count() -> usize {

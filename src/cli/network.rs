@@ -2,8 +2,8 @@
 //!
 //! Promises that looking changes nothing: plugins are only asked VERSION, CHECK and STATUS; `gc` alone removes.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ pub struct Args {
 enum Verb {
     /// List configured networks; the first one is what pods get that ask for none.
     Ls {
-        /// Print a JSON object.
+        /// Print a JSON array.
         #[arg(long)]
         json: bool,
     },
@@ -61,61 +61,44 @@ pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
     }
 }
 
-/// A configured network as it is shown.
+/// A network as it is shown; or a file that is none.
+#[derive(Default)]
 struct Shown {
-    conf: NetworkConf,
-    /// Versions of each plugin by type; the problem where it could not be asked.
-    plugins: Vec<(String, Result<Vec<String>, String>)>,
-    /// Attachments on record that are not owed.
-    attached: usize,
-    /// Attachments of pods that are gone.
-    owed: usize,
-}
-
-impl Shown {
-    fn problems(&self) -> Vec<String> {
-        let of = |(name, versions): &(String, Result<Vec<String>, String>)| match versions {
-            Err(e) => Some(e.clone()),
-            Ok(v) if !v.contains(&self.conf.cni_version) => Some(format!(
-                "plugin {name:?} does not speak version {}",
-                self.conf.cni_version
-            )),
-            Ok(_) => None,
-        };
-        self.plugins.iter().filter_map(of).collect()
-    }
+    name: Option<String>,
+    path: Option<PathBuf>,
+    cni_version: String,
+    /// Versions of each plugin by type, where they could be asked.
+    plugins: Vec<(String, Option<Vec<String>>)>,
+    problems: Vec<String>,
+    /// Pods on it.
+    pods: usize,
+    /// Pods that are gone and whose DEL is owed.
+    owed: Vec<Value>,
 }
 
 async fn ls(host: &Host, json: bool) -> Result<u8, Failure> {
     let shown = look(host).await?;
-    let bad = network::bad_confs(&host.config);
-    let owed = gc::owed(&host.config);
     if json {
-        let networks: Vec<Value> = shown.iter().map(document).collect();
-        let bad: Vec<Value> = bad
-            .iter()
-            .map(|(path, why)| json!({"path": path, "problem": why}))
-            .collect();
-        let owed: Vec<Value> = owed.iter().map(owed::document).collect();
-        output::json(&json!({"networks": networks, "bad_files": bad, "owed": owed}))?;
+        output::json(&shown.iter().map(document).collect::<Vec<_>>())?;
         return Ok(0);
     }
-    let rows: Vec<Vec<String>> = shown.iter().map(row).collect();
+    let networks = shown.iter().filter(|s| s.path.is_some() && s.name.is_some());
+    let rows: Vec<Vec<String>> = networks.map(row).collect();
     output::table(
-        &["NAME", "VERSION", "PLUGINS", "PODS", "OWED", "FILE"],
+        &["NAME", "PODS", "OWED", "VERSION", "PLUGINS", "FILE"],
         &rows,
     );
     for network in &shown {
-        for problem in network.problems() {
-            output::complain(format!("network {}: {problem}", network.conf.name));
+        let path = network.path.as_ref().map(|p| p.display().to_string());
+        let name = network.name.as_ref().map(|n| format!("network {n}"));
+        let what = name.or(path).unwrap_or_default();
+        for problem in &network.problems {
+            output::complain(format!("{what}: {problem}"));
         }
     }
-    for (path, why) in bad {
-        output::complain(format!("{} is not used: {why}", path.display()));
-    }
-    for owed in owed {
+    for owed in gc::owed(&host.config) {
         output::complain(format!(
-            "pod {} is gone: {}, {} tries",
+            "pod {} is gone: {}, tries so far: {}",
             owed::label(&owed),
             owed.state(),
             owed.debt.tries
@@ -124,41 +107,84 @@ async fn ls(host: &Host, json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// Configured networks, then files that are bad, then networks that are only owed something.
 async fn look(host: &Host) -> Result<Vec<Shown>> {
-    let (here, owed) = attachments(host);
+    let (here, _) = attachments(host);
+    let mut owed = owed_by_network(host);
     let mut shown = Vec::new();
     for (name, _) in network::list_confs(&host.config) {
         // Taken away since it was listed.
         let Ok(conf) = network::load_conf(&host.config, Some(&name)) else {
             continue;
         };
-        let mut plugins = Vec::new();
-        for plugin in &conf.plugins {
-            let kind = plugin["type"].as_str().unwrap_or_default();
-            let asked = network::versions(&host.config, host.reaper().await?, kind).await;
-            plugins.push((kind.to_owned(), asked.map_err(|e| e.to_string())));
-        }
-        let on = |all: &[OnRecord]| all.iter().filter(|a| a.network == name).count();
-        shown.push(Shown {
-            plugins,
-            attached: on(&here),
-            owed: on(&owed),
-            conf,
-        });
+        let pods: BTreeSet<&str> = here
+            .iter()
+            .filter(|a| a.network == name)
+            .map(|a| a.container_id.as_str())
+            .collect();
+        let mut network = Shown {
+            pods: pods.len(),
+            owed: owed.remove(&name).unwrap_or_default(),
+            path: Some(conf.path.clone()),
+            cni_version: conf.cni_version.clone(),
+            name: Some(name),
+            ..Shown::default()
+        };
+        ask_plugins(host, &conf, &mut network).await?;
+        shown.push(network);
     }
+    let bad = network::bad_confs(&host.config).into_iter();
+    shown.extend(bad.map(|(path, why)| Shown {
+        path: Some(path),
+        problems: vec![format!("not used: {why}")],
+        ..Shown::default()
+    }));
+    shown.extend(owed.into_iter().map(|(name, owed)| Shown {
+        name: Some(name),
+        problems: vec!["it is owed a DEL and is not configured any more".to_owned()],
+        owed,
+        ..Shown::default()
+    }));
     Ok(shown)
+}
+
+async fn ask_plugins(host: &Host, conf: &NetworkConf, shown: &mut Shown) -> Result<()> {
+    for plugin in &conf.plugins {
+        let kind = plugin["type"].as_str().unwrap_or_default();
+        let asked = network::versions(&host.config, host.reaper().await?, kind).await;
+        match &asked {
+            Err(e) => shown.problems.push(e.to_string()),
+            Ok(spoken) if !spoken.contains(&conf.cni_version) => shown.problems.push(format!(
+                "plugin {kind:?} does not speak version {}",
+                conf.cni_version
+            )),
+            Ok(_) => {}
+        }
+        shown.plugins.push((kind.to_owned(), asked.ok()));
+    }
+    Ok(())
+}
+
+fn owed_by_network(host: &Host) -> BTreeMap<String, Vec<Value>> {
+    let mut all: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for owed in gc::owed(&host.config) {
+        let on = owed.record.attachments().into_iter();
+        let networks: BTreeSet<String> = on.filter(|a| a.owes_del).map(|a| a.network).collect();
+        for network in networks {
+            all.entry(network).or_default().push(owed::document(&owed));
+        }
+    }
+    all
 }
 
 /// Attachments of pods that are there, and those of pods that are gone, whose DEL is owed.
 fn attachments(host: &Host) -> (Vec<OnRecord>, Vec<OnRecord>) {
-    let gone: Vec<PathBuf> = gc::owed(&host.config)
-        .iter()
-        .map(|o| o.record.dir().to_owned())
-        .collect();
+    let owed = gc::owed(&host.config);
+    let gone: Vec<&Path> = owed.iter().map(|o| o.record.dir()).collect();
     let (mut here, mut owed) = (Vec::new(), Vec::new());
     for (_, _, record) in NetworkRecord::list(&host.config) {
         let open = record.attachments().into_iter().filter(|a| a.owes_del);
-        if gone.iter().any(|dir| dir == record.dir()) {
+        if gone.contains(&record.dir()) {
             owed.extend(open);
         } else {
             here.extend(open);
@@ -169,13 +195,14 @@ fn attachments(host: &Host) -> (Vec<OnRecord>, Vec<OnRecord>) {
 
 fn row(shown: &Shown) -> Vec<String> {
     let plugins: Vec<&str> = shown.plugins.iter().map(|(name, _)| name.as_str()).collect();
+    let path = shown.path.as_ref().map(|p| p.display().to_string());
     vec![
-        shown.conf.name.clone(),
-        shown.conf.cni_version.clone(),
+        shown.name.clone().unwrap_or_default(),
+        shown.pods.to_string(),
+        shown.owed.len().to_string(),
+        shown.cni_version.clone(),
         plugins.join(","),
-        shown.attached.to_string(),
-        shown.owed.to_string(),
-        shown.conf.path.display().to_string(),
+        path.unwrap_or_default(),
     ]
 }
 
@@ -183,15 +210,15 @@ fn document(shown: &Shown) -> Value {
     let plugins: Vec<Value> = shown
         .plugins
         .iter()
-        .map(|(name, versions)| json!({"type": name, "versions": versions.as_ref().ok()}))
+        .map(|(name, versions)| json!({"type": name, "versions": versions}))
         .collect();
     json!({
-        "name": shown.conf.name,
-        "path": shown.conf.path,
-        "cni_version": shown.conf.cni_version,
+        "name": shown.name,
+        "path": shown.path,
+        "cni_version": shown.cni_version,
         "plugins": plugins,
-        "problems": shown.problems(),
-        "pods": shown.attached,
+        "problems": shown.problems,
+        "pods": shown.pods,
         "owed": shown.owed,
     })
 }

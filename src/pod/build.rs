@@ -7,24 +7,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use serde_json::{Map, json};
+use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::join::{Job, Outcome};
-use super::plan::{NetworkPlan, Plan};
-use super::record::{Effect, State};
+use super::plan::{NetworkPlan, Plan, Wanted};
+use super::record::{Attached, Effect, State};
 use super::teardown::{self, Scope};
 use super::{Phase, Pod, now_nanos, patience};
 use crate::cgroup::{Group, Layout};
 use crate::error::{Error, Kind, Result};
 use crate::infra::{self, InfraSpec, Namespace, PodFiles};
-use crate::network::{self, AddResult, Attachment, NetworkRecord, netns};
+use crate::network::{self, Attachment, NetworkConf, NetworkRecord, netns};
 use crate::process::Child;
 use crate::undo::Report;
-
-/// Interface of the pod in its network; what every CNI runtime uses first.
-const IFNAME: &str = "eth0";
 
 /// How long a roll-back holds up the next try of the same pod.
 const ROLL_BACK_BUDGET: Duration = Duration::from_secs(90);
@@ -241,8 +238,8 @@ impl Pod {
                 journal.end_stage(None);
                 spec.network = Namespace::Path(path);
             }
-            NetworkPlan::Ours(name) => {
-                spec.network = Namespace::Path(self.make_network(plan, name).await?)
+            NetworkPlan::Ours(wanted) => {
+                spec.network = Namespace::Path(self.make_network(plan, wanted).await?)
             }
         }
         let child = self.make_infra(spec).await?;
@@ -250,10 +247,14 @@ impl Pod {
         Ok(child)
     }
 
-    async fn make_network(&self, plan: &Plan, name: &str) -> Result<PathBuf> {
+    async fn make_network(&self, plan: &Plan, wanted: &[Wanted]) -> Result<PathBuf> {
         let (config, reaper, journal) = (self.config(), &self.shared.reaper, &self.shared.journal);
         // Read first: an unknown network must not cost a netns.
-        let conf = network::load_conf(config, Some(name).filter(|n| !n.is_empty()))?;
+        let load = |w: &Wanted| {
+            let name = Some(w.network.as_str()).filter(|n| !n.is_empty());
+            network::load_conf(config, name)
+        };
+        let confs: Vec<NetworkConf> = wanted.iter().map(load).collect::<Result<_>>()?;
         let record = self.network_record();
         if record.owes_del() {
             journal.begin_stage("cni-del", false)?;
@@ -266,16 +267,28 @@ impl Pod {
         journal.end_stage(None);
         journal.begin_stage("cni-add", false)?;
         journal.update(|r| {
-            r.network.name = conf.name.clone();
+            r.network.name = confs.first().map(|c| c.name.clone()).unwrap_or_default();
+            r.network.attachments.clear();
             r.effects.cni = Effect::Intent;
         })?;
-        let attachment = self.attachment(plan, path.clone());
-        let result = network::add(config, reaper, &record, &conf, &attachment).await?;
-        journal.update(|r| {
-            r.network.ips = result.ips.clone();
-            r.effects.cni = Effect::Done;
-        })?;
-        self.write_hosts(&result);
+        for (n, (wanted, conf)) in wanted.iter().zip(&confs).enumerate() {
+            let attachment = self.attachment(plan, wanted, n == 0, path.clone());
+            let result = network::add(config, reaper, &record, conf, &attachment).await?;
+            journal.update(|r| {
+                if r.network.attachments.iter().all(|a| a.ips.is_empty()) {
+                    r.network.ips = result.ips.clone();
+                }
+                r.network.attachments.push(Attached {
+                    name: conf.name.clone(),
+                    ifname: wanted.ifname.clone(),
+                    ips: result.ips,
+                    facts: result.facts,
+                    timings: result.timings,
+                });
+            })?;
+        }
+        journal.update(|r| r.effects.cni = Effect::Done)?;
+        self.write_hosts(&journal.with(|r| r.network.ips.clone()));
         journal.end_stage(None);
         Ok(path)
     }
@@ -346,7 +359,8 @@ impl Pod {
         Ok(child)
     }
 
-    fn attachment(&self, plan: &Plan, netns: PathBuf) -> Attachment {
+    /// Ports are published on the pod's first network: on two, each would take the other's.
+    fn attachment(&self, plan: &Plan, wanted: &Wanted, first: bool, netns: PathBuf) -> Attachment {
         let id = &self.shared.options.group;
         let or = |text: &str, other: &str| {
             if text.is_empty() {
@@ -355,12 +369,15 @@ impl Pod {
                 text.to_owned()
             }
         };
-        let mut capabilities = Map::new();
+        let mut capabilities = wanted.capabilities.clone();
         if let Some(dns) = &plan.dns {
             capabilities.insert(
                 "dns".into(),
                 json!({"servers": dns.servers, "searches": dns.searches, "options": dns.options}),
             );
+        }
+        if let Some(cgroup) = self.shared.journal.with(|r| r.cgroup.clone()) {
+            capabilities.insert("cgroupPath".into(), cgroup.into());
         }
         capabilities.insert(
             "io.kubernetes.cri.pod-annotations".into(),
@@ -369,7 +386,7 @@ impl Pod {
         Attachment {
             container_id: id.clone(),
             netns,
-            ifname: IFNAME.to_owned(),
+            ifname: wanted.ifname.clone(),
             args: vec![
                 ("IgnoreUnknown".into(), "1".into()),
                 (
@@ -380,13 +397,17 @@ impl Pod {
                 ("K8S_POD_INFRA_CONTAINER_ID".into(), id.clone()),
                 ("K8S_POD_UID".into(), plan.uid.clone()),
             ],
-            port_mappings: plan.ports.clone(),
+            port_mappings: if first {
+                plan.ports.clone()
+            } else {
+                Vec::new()
+            },
             capabilities,
         }
     }
 
     /// The pod's own hosts file; containers bind it, so it is told of addresses in place. Not worth failing a pod for.
-    fn write_hosts(&self, result: &AddResult) {
+    fn write_hosts(&self, ips: &[String]) {
         let hostname = self.shared.journal.with(|r| r.hostname.clone());
         let files = PodFiles {
             hostname,
@@ -395,8 +416,7 @@ impl Pod {
             host_ipc: false,
             shm_size: 0,
         };
-        let bare: Vec<String> = result
-            .ips
+        let bare: Vec<String> = ips
             .iter()
             .map(|ip| ip.split('/').next().unwrap_or(ip).to_owned())
             .collect();

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::Pod;
 use super::plan::Plan;
@@ -14,6 +14,7 @@ use crate::clock;
 use crate::container::PodContext;
 use crate::error::Result;
 use crate::infra::Namespace;
+use crate::network::Address;
 
 /// What SandboxStatus answers.
 #[derive(Debug, Clone)]
@@ -188,20 +189,44 @@ fn config(plan: &Plan) -> Value {
     })
 }
 
-/// In the shape of go-cni's result, which has no JSON tags.
+/// In the shape of go-cni's result, which has no JSON tags itself; what it holds of CNI's has.
 fn cni_result(record: &Record) -> Value {
-    if record.network.ips.is_empty() {
+    let attachments = &record.network.attachments;
+    if attachments.is_empty() {
         return Value::Null;
     }
-    let ips: Vec<Value> = record
-        .network
-        .ips
-        .iter()
-        .map(|ip| json!({"IP": ip.split('/').next().unwrap_or(ip), "Gateway": ""}))
-        .collect();
-    json!({
-        "Interfaces": {"eth0": {"IPConfigs": ips, "Mac": "", "Sandbox": record.network.netns}},
-        "DNS": [],
-        "Routes": [],
-    })
+    let mut interfaces = Map::new();
+    for one in attachments {
+        let facts = &one.facts;
+        for (index, interface) in facts.interfaces.iter().enumerate() {
+            let own = facts
+                .addresses
+                .iter()
+                .filter(|a| a.interface == Some(index));
+            interfaces.insert(
+                interface.name.clone(),
+                json!({"IPConfigs": own.map(ip_config).collect::<Vec<_>>(), "Mac": interface.mac, "Sandbox": interface.sandbox}),
+            );
+        }
+        // Addresses without a reference are the attachment's own.
+        let mut loose = facts
+            .addresses
+            .iter()
+            .filter(|a| a.interface.is_none())
+            .peekable();
+        if loose.peek().is_some() {
+            interfaces.insert(
+                one.ifname.clone(),
+                json!({"IPConfigs": loose.map(ip_config).collect::<Vec<_>>(), "Mac": "", "Sandbox": record.network.netns}),
+            );
+        }
+    }
+    let dns: Vec<_> = attachments.iter().map(|a| &a.facts.dns).collect();
+    let routes: Vec<_> = attachments.iter().flat_map(|a| &a.facts.routes).collect();
+    json!({"Interfaces": interfaces, "DNS": dns, "Routes": routes})
+}
+
+fn ip_config(address: &Address) -> Value {
+    let bare = address.address.split('/').next().unwrap_or_default();
+    json!({"IP": bare, "Gateway": address.gateway})
 }

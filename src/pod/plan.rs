@@ -8,23 +8,28 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::id;
 use crate::infra::{self, Dns, IdMapping, InfraSpec, Namespace};
-use crate::network::PortMapping;
+use crate::network::{self, PortMapping};
 use crate::proto::cri::sandbox_config::{
     NamespaceMode, NamespaceOption, PodSandboxConfig, Protocol, UserNamespace,
 };
 use crate::spec::Spec;
 
-/// Annotation that chooses the CNI network by name; `none`: a netns with nothing but `lo`.
+/// Annotation that chooses the CNI networks: names with `,` between them, each for the next of eth0, eth1, ... or, as
+/// `name@interface`, for that one. `none`: a netns with nothing but `lo`.
 pub const NETWORK_ANNOTATION: &str = "io.podvisor.network";
 
 /// oom_score_adj of an infra process (what the kubelet gives a pod's first process).
 const INFRA_OOM_SCORE: i32 = -998;
+
+/// Most networks of one pod: all of them share the bound of one DEL.
+const MAX_NETWORKS: usize = 16;
 
 /// Size of the pod's /dev/shm (what container engines give).
 const SHM_SIZE: u64 = 64 << 20;
@@ -37,10 +42,21 @@ pub enum NetworkPlan {
     Host,
     /// A netns of the caller's: no CNI, no unlink, no DEL (law 6).
     Given(PathBuf),
-    /// Ours, with the network of that name (empty: the first configured).
-    Ours(String),
+    /// Ours, with these networks, added in this order; at least one.
+    Ours(Vec<Wanted>),
     /// Ours, with `lo` only.
     Loopback,
+}
+
+/// One attachment of the pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Wanted {
+    /// Name of the network; empty: the first configured.
+    pub network: String,
+    /// Interface in the pod.
+    pub ifname: String,
+    /// Capability args that were asked for by annotations.
+    pub capabilities: Map<String, Value>,
 }
 
 /// What the pod is to be. Maps are sorted, so that equal requests have equal digests.
@@ -149,7 +165,7 @@ impl Plan {
             pod_namespace: String::new(),
             uid: String::new(),
             attempt: 0,
-            network: NetworkPlan::Ours(String::new()),
+            network: NetworkPlan::Ours(Vec::new()),
             ports: Vec::new(),
             dns: None,
             // Replaced by what the pod or the spec says.
@@ -299,10 +315,13 @@ impl Plan {
             Namespace::Path(path) => NetworkPlan::Given(path.clone()),
             Namespace::New if name == "none" => NetworkPlan::Loopback,
             Namespace::New => {
-                if !name.is_empty() {
-                    id::check_network(&name)?;
+                let mut wanted = networks(&name)?;
+                let ifnames: Vec<&str> = wanted.iter().map(|w| w.ifname.as_str()).collect();
+                let wishes = network::wishes(&self.annotations, &ifnames)?;
+                for (wanted, wishes) in wanted.iter_mut().zip(wishes) {
+                    wanted.capabilities = wishes;
                 }
-                NetworkPlan::Ours(name)
+                NetworkPlan::Ours(wanted)
             }
         };
         if !self.ports.is_empty() && !matches!(self.network, NetworkPlan::Ours(_)) {
@@ -335,6 +354,43 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// The networks that the annotation names.
+fn networks(text: &str) -> Result<Vec<Wanted>> {
+    let mut wanted: Vec<Wanted> = Vec::new();
+    for (n, part) in text.split(',').map(str::trim).enumerate() {
+        let (network, ifname) = match part.split_once('@') {
+            Some((network, ifname)) => (network, ifname.to_owned()),
+            None => (part, format!("eth{n}")),
+        };
+        if !text.is_empty() {
+            id::check_network(network)?;
+        }
+        id::check_interface(&ifname)?;
+        if matches!(network, "none" | "host") || ifname == "lo" {
+            return Err(invalid(&format!(
+                "annotation {NETWORK_ANNOTATION} = {text:?}: \"none\" and \"host\" cannot be among other networks, and lo is the pod's own"
+            )));
+        }
+        if wanted.iter().any(|w| w.ifname == ifname) {
+            return Err(invalid(&format!(
+                "annotation {NETWORK_ANNOTATION} = {text:?}: interface {ifname} comes twice"
+            )));
+        }
+        wanted.push(Wanted {
+            network: network.to_owned(),
+            ifname,
+            capabilities: Map::new(),
+        });
+    }
+    if wanted.len() > MAX_NETWORKS {
+        return Err(invalid(&format!(
+            "annotation {NETWORK_ANNOTATION} names {} networks; {MAX_NETWORKS} are the most",
+            wanted.len()
+        )));
+    }
+    Ok(wanted)
 }
 
 /// One CRI port mapping; host port 0 publishes nothing.
@@ -411,7 +467,11 @@ mod tests {
     #[test]
     fn a_request_with_neither_options_nor_spec_gets_a_network_of_ours() {
         let plan = plan(request()).unwrap();
-        assert_eq!(plan.network, NetworkPlan::Ours(String::new()));
+        let wanted = Wanted {
+            ifname: "eth0".into(),
+            ..Wanted::default()
+        };
+        assert_eq!(plan.network, NetworkPlan::Ours(vec![wanted]));
         assert_eq!(plan.hostname, "p1");
     }
 
@@ -486,5 +546,33 @@ mod tests {
             ..request()
         };
         assert_eq!(plan(too_high).unwrap_err().kind(), Kind::Invalid);
+    }
+
+    #[test]
+    fn several_networks_have_interfaces_in_their_order_or_by_name() {
+        let annotated = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(k, v)| ((*k).into(), (*v).into()));
+            plan(Request {
+                annotations: pairs.collect(),
+                ..request()
+            })
+        };
+        let on = |text: &str| annotated(&[(NETWORK_ANNOTATION, text)]);
+        let NetworkPlan::Ours(wanted) = on("a, b@net1,c").unwrap().network else {
+            panic!("not ours");
+        };
+        let pairs: Vec<_> = wanted
+            .iter()
+            .map(|w| (w.network.as_str(), w.ifname.as_str()))
+            .collect();
+        assert_eq!(pairs, [("a", "eth0"), ("b", "net1"), ("c", "eth2")]);
+        assert_eq!(on("none").unwrap().network, NetworkPlan::Loopback);
+        for text in [
+            "a,,b", "a@", "a@lo", "a@eth1,b", "a,none", "a@x/y", "../a", "@eth0", ",",
+        ] {
+            assert_eq!(on(text).unwrap_err().kind(), Kind::Invalid, "{text}");
+        }
+        let rate = ("kubernetes.io/ingress-bandwidth", "1");
+        assert_eq!(annotated(&[rate]).unwrap_err().kind(), Kind::Invalid);
     }
 }

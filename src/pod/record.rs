@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::container::ContainerRecord;
 use crate::error::{Context, Error, Kind, Result};
 use crate::infra::{InfraSpec, PodFilePaths};
-use crate::network::PortMapping;
+use crate::network::{Facts, PortMapping, Timing};
 use crate::process::Identity;
 
 /// File name of the journal.
@@ -80,12 +80,31 @@ pub struct Network {
     pub ours: bool,
     /// Host network.
     pub host: bool,
-    /// Addresses with prefix length, order of the plugin's result.
+    /// Addresses with prefix length, order of the plugin's result: those of the first attachment that has any.
     pub ips: Vec<String>,
+    /// Every attachment that was added, in order.
+    #[serde(default)]
+    pub attachments: Vec<Attached>,
     /// Published ports.
     pub ports: Vec<PortMapping>,
     /// Why a DEL is still owed.
     pub pending: Option<String>,
+}
+
+/// One attachment to a network.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Attached {
+    /// Name of the network.
+    pub name: String,
+    /// Interface in the pod.
+    pub ifname: String,
+    /// Addresses with prefix length, order of the plugin's result.
+    pub ips: Vec<String>,
+    /// Interfaces, addresses with their gateways, routes, DNS.
+    #[serde(flatten)]
+    pub facts: Facts,
+    /// How long each plugin took at ADD.
+    pub timings: Vec<Timing>,
 }
 
 /// The whole document.

@@ -1,5 +1,6 @@
 //! One pod as the network room sees it: a pinned netns, an attachment and a record.
 
+use std::process::Command;
 use std::time::Duration;
 
 use podvisor::config::Config;
@@ -8,6 +9,28 @@ use podvisor::network::{
     self, AddResult, Attachment, NetworkConf, NetworkRecord, PortMapping, netns,
 };
 use podvisor::process::Reaper;
+
+/// Runs `body` with a reaper on a current-thread runtime, as the supervisor has it.
+pub fn supervised<F: AsyncFnOnce(Reaper)>(name: &str, body: F) {
+    crate::support::sandboxed(name, || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async { body(Reaper::start().unwrap()).await });
+    });
+}
+
+/// What a program prints; it has to succeed. Blocks, so that the reaper cannot take its exit away.
+pub fn tool(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).output().unwrap();
+    assert!(output.status.success(), "{program} {args:?}: {output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub fn ip(args: &[&str]) -> String {
+    tool("ip", args)
+}
 
 /// Bound of a DEL, far above what one takes.
 pub const LIMIT: Duration = Duration::from_secs(20);
