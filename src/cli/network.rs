@@ -82,7 +82,9 @@ async fn ls(host: &Host, json: bool) -> Result<u8, Failure> {
         output::json(&shown.iter().map(document).collect::<Vec<_>>())?;
         return Ok(0);
     }
-    let networks = shown.iter().filter(|s| s.path.is_some() && s.name.is_some());
+    let networks = shown
+        .iter()
+        .filter(|s| s.path.is_some() && s.name.is_some());
     let rows: Vec<Vec<String>> = networks.map(row).collect();
     output::table(
         &["NAME", "PODS", "OWED", "VERSION", "PLUGINS", "FILE"],
@@ -194,7 +196,11 @@ fn attachments(host: &Host) -> (Vec<OnRecord>, Vec<OnRecord>) {
 }
 
 fn row(shown: &Shown) -> Vec<String> {
-    let plugins: Vec<&str> = shown.plugins.iter().map(|(name, _)| name.as_str()).collect();
+    let plugins: Vec<&str> = shown
+        .plugins
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .collect();
     let path = shown.path.as_ref().map(|p| p.display().to_string());
     vec![
         shown.name.clone().unwrap_or_default(),
@@ -257,8 +263,8 @@ async fn status(host: &Host, only: Option<&str>) -> Result<u8, Failure> {
     };
     let mut failed = false;
     for name in names {
-        let conf = network::load_conf(&host.config, Some(&name))
-            .map_err(|e| Failure::new(NO_SUCH, e))?;
+        let conf =
+            network::load_conf(&host.config, Some(&name)).map_err(|e| Failure::new(NO_SUCH, e))?;
         match network::status(&host.config, host.reaper().await?, &conf).await {
             Ok(asked) => output::line(format!("{name}: {}", word(&asked))),
             Err(e) => {
