@@ -37,7 +37,9 @@ pub struct Args {
 pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
     let find = |target: &String| match select::pod(host, target) {
         Ok(found) => Ok(Shown::Pod(found)),
-        Err(unknown) => owed::find(host, target)?.map(Shown::Owed).ok_or(unknown),
+        Err(unknown) => owed::find(host, target)?
+            .map(|owed| Shown::Owed(Box::new(owed)))
+            .ok_or(unknown),
     };
     let shown: Vec<Shown> = args.pods.iter().map(find).collect::<Result<_, _>>()?;
     if args.stages {
@@ -58,7 +60,7 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
 /// A pod that is there, or one of which only the network is.
 enum Shown {
     Pod(Found),
-    Owed(OwedNetwork),
+    Owed(Box<OwedNetwork>),
 }
 
 fn stages(shown: &Shown) {
