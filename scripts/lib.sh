@@ -30,7 +30,8 @@ cni_plugins() {
 }
 
 # Everything a pod may leave on a machine, one line each, sorted; compare two listings with diff.
-# Bridges and the portmap plugin's fixed chains belong to the plugins and outlive pods by their design.
+# Bridges and the portmap plugin's fixed chains belong to the plugins and outlive pods by their design. A directory that
+# is not there, and a grep that finds nothing, are no failures: a caller under `set -e` must get the whole list.
 residue_list() {
   {
     # The brackets keep grep from finding itself.
@@ -38,14 +39,14 @@ residue_list() {
       c=$(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline") || continue
       echo "process $pid $c"
     done
-    find /run/netns -mindepth 1 -printf 'netns %p\n' 2>/dev/null
+    find /run/netns -mindepth 1 -printf 'netns %p\n' 2>/dev/null || true
     awk '/podvisor/ || / - nsfs / { print "mount " $5 }' /proc/self/mountinfo
     ip -o link | awk -F': ' '{ print "link " $2 }'
-    iptables-save 2>/dev/null | grep '^-A' | grep -vE '^-A [A-Z]+ .*-j CNI-(HOSTPORT|FORWARD|ADMIN)|^-A CNI-HOSTPORT-(SETMARK|MASQ) ' | sed 's/^/rule /'
-    find /var/lib/cni -type f ! -name 'last_reserved_ip*' ! -name lock -printf 'lease %p\n' 2>/dev/null
-    find /sys/fs/cgroup -mindepth 2 -type d -path '*podvisor*/*' -printf 'cgroup %p\n' 2>/dev/null
-    find /run/podvisor /var/lib/podvisor -mindepth 2 ! \( -type d -empty \) -printf 'state %p\n' 2>/dev/null
-    find /run/containerd/s -type s -printf 'socket %p\n' 2>/dev/null
+    iptables-save 2>/dev/null | grep '^-A' | grep -vE '^-A [A-Z]+ .*-j CNI-(HOSTPORT|FORWARD|ADMIN)|^-A CNI-HOSTPORT-(SETMARK|MASQ) ' | sed 's/^/rule /' || true
+    find /var/lib/cni -type f ! -name 'last_reserved_ip*' ! -name lock -printf 'lease %p\n' 2>/dev/null || true
+    find /sys/fs/cgroup -mindepth 2 -type d -path '*podvisor*/*' -printf 'cgroup %p\n' 2>/dev/null || true
+    find /run/podvisor /var/lib/podvisor -mindepth 2 ! \( -type d -empty \) -printf 'state %p\n' 2>/dev/null || true
+    find /run/containerd/s -type s -printf 'socket %p\n' 2>/dev/null || true
   } | sort
 }
 

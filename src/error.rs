@@ -60,7 +60,9 @@ impl Error {
             io::ErrorKind::AlreadyExists => Kind::Exists,
             io::ErrorKind::PermissionDenied => Kind::Denied,
             io::ErrorKind::TimedOut => Kind::Deadline,
-            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => Kind::Invalid,
+            io::ErrorKind::InvalidInput
+            | io::ErrorKind::InvalidData
+            | io::ErrorKind::NotADirectory => Kind::Invalid,
             io::ErrorKind::Unsupported => Kind::Unsupported,
             _ => Kind::Other,
         };

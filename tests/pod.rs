@@ -17,6 +17,8 @@ mod ending;
 #[path = "pod/kit.rs"]
 #[allow(dead_code, reason = "other tests use the rest of it")]
 mod kit;
+#[path = "pod/networks.rs"]
+mod networks;
 #[path = "pod/robust.rs"]
 mod robust;
 #[path = "pod/sandbox.rs"]

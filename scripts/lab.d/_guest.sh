@@ -31,9 +31,9 @@ ok() {
   is "$what" 0 "$code"
 }
 
-# soon COMMAND...: succeeds within 20 s. What ends by itself may need a moment.
+# soon COMMAND...: succeeds within a minute. What ends by itself may need a moment.
 soon() {
-  local end=$((SECONDS + 20))
+  local end=$((SECONDS + 60))
   until "$@" >/dev/null 2>&1; do
     [ "$SECONDS" -lt "$end" ] || return 1
     sleep 0.3

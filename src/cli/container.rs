@@ -23,7 +23,9 @@ use crate::proto::task_v3::shim::{CreateTaskRequest, DeleteRequest, StartRequest
 use super::attach::Attach;
 use super::failure::Failure;
 use super::host::{Host, private_dir};
+use super::select;
 use super::spec::{self, Wish};
+use super::supervisor::label;
 
 /// The OCI runtime's own bound is 4 minutes; the answer needs a moment more.
 const CREATE_LIMIT: Duration = Duration::from_secs(250);
@@ -50,8 +52,21 @@ pub struct Workload {
 /// The root file system as an absolute path without links; it has to be a directory.
 pub fn check_rootfs(path: &Path) -> Result<PathBuf> {
     let next = "give a directory that holds the container's files with --rootfs";
-    let found = fs::canonicalize(path)
-        .map_err(|e| Error::io(format!("use rootfs {} ({next})", path.display()), e))?;
+    let found = match fs::canonicalize(path) {
+        Ok(found) => found,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::new(
+                Kind::NotFound,
+                format!("use rootfs {}: it is not there; {next}", path.display()),
+            ));
+        }
+        Err(e) => {
+            return Err(Error::io(
+                format!("use rootfs {} ({next})", path.display()),
+                e,
+            ));
+        }
+    };
     if !found.is_dir() {
         return Err(Error::new(
             Kind::Invalid,
@@ -87,15 +102,21 @@ pub async fn start(
     let dir = host.pod_dir(&pod.id);
     let bundle = dir.join("bundles").join(id);
     if pod.containers.contains_key(id) || bundle.exists() {
-        return Err(Failure::no_such(
+        let (name, pod) = (select::container_name(&pod.id, id), label(pod));
+        return Err(Error::new(
             Kind::Exists,
-            format!("add container {id}: the pod has one with this name; choose another"),
-        ));
+            format!(
+                "add container {name:?} to pod {pod}: it has one with this name; choose another"
+            ),
+        )
+        .into());
     }
     let log = log_path(&dir, id);
+    let command = work.args.first().map_or("", String::as_str);
+    let root = host.config.oci_root();
     let made = write_bundle(host, pod, id, work, &bundle, &log);
     let started = match made {
-        Ok(()) => run(client, host, id, &bundle, &log, attach).await,
+        Ok(()) => run(client, &root, id, &bundle, &log, attach, command).await,
         Err(e) => Err(e.into()),
     };
     if started.is_err() {
@@ -123,7 +144,12 @@ pub async fn delete(client: &Client, id: &str, exec_id: &str) -> Result<()> {
 }
 
 /// Task.Start of a container (`exec_id` empty) or of an exec.
-pub async fn start_process(client: &Client, id: &str, exec_id: &str) -> Result<(), Failure> {
+pub async fn start_process(
+    client: &Client,
+    id: &str,
+    exec_id: &str,
+    command: &str,
+) -> Result<(), Failure> {
     let request = StartRequest {
         id: id.to_owned(),
         exec_id: exec_id.to_owned(),
@@ -135,7 +161,7 @@ pub async fn start_process(client: &Client, id: &str, exec_id: &str) -> Result<(
         .await;
     answer
         .map(drop)
-        .map_err(|e| Failure::of_start(client::from_ttrpc("start the workload", e)))
+        .map_err(|e| Failure::of_start(command, client::from_ttrpc("start the workload", e)))
 }
 
 /// Removes a container that has ended: task, bundle, log.
@@ -167,13 +193,14 @@ pub fn log_files(dir: &Path, id: &str) -> Vec<PathBuf> {
 
 async fn run(
     client: &Client,
-    host: &Host,
+    root: &Path,
     id: &str,
     bundle: &Path,
     log: &Path,
     attach: Option<&Attach>,
+    command: &str,
 ) -> Result<(), Failure> {
-    let options = runtime_options(&host.config.oci_root())?;
+    let options = runtime_options(root)?;
     let streams = log_uri(log, attach);
     let request = CreateTaskRequest {
         id: id.to_owned(),
@@ -188,8 +215,8 @@ async fn run(
         .task()
         .create(client::context(Some(CREATE_LIMIT)), &request)
         .await
-        .map_err(|e| Failure::of_start(client::from_ttrpc("start the workload", e)))?;
-    start_process(client, id, "").await
+        .map_err(|e| Failure::of_start(command, client::from_ttrpc("start the workload", e)))?;
+    start_process(client, id, "", command).await
 }
 
 /// Ours, as TOML: only there can be said that the configured runtime is wanted, else crun where it runs.

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::client;
 use crate::error::{Context, Error, Kind};
+use crate::pod::record::Record;
 use crate::proto::any;
 use crate::proto::task_v3::shim::ExecProcessRequest;
 
@@ -45,6 +46,7 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
     let (pod, id) = select::container(host, &args.target)?;
     let dir = host.pod_dir(&pod.id);
     let process = process(&dir.join("bundles").join(&id).join("config.json"), &args)?;
+    let command = args.command.first().map_or("", String::as_str);
     let client = supervisor::connect(&pod).await?;
     let mut signals = Signals::catch()?;
     let attach = Attach::make(&dir, args.interactive)?;
@@ -62,8 +64,15 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
         .task()
         .exec(client::context(Some(EXEC_LIMIT)), &request)
         .await
-        .map_err(|e| Failure::of_start(client::from_ttrpc("start the command", e)))?;
-    let code = match container::start_process(&client, &id, &exec_id).await {
+        .map_err(|e| {
+            not_started(
+                &pod,
+                &id,
+                command,
+                client::from_ttrpc("start the command", e),
+            )
+        })?;
+    let code = match container::start_process(&client, &id, &exec_id, command).await {
         Ok(()) => attach
             .follow(&client, &id, &exec_id, &mut signals)
             .await
@@ -73,6 +82,20 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
     // It is forgotten with its container otherwise; the code is what was asked for.
     let _ = container::delete(&client, &id, &exec_id).await;
     code
+}
+
+/// A container that has ended is the caller's mistake, anything else is ours or the command's.
+fn not_started(pod: &Record, id: &str, command: &str, error: Error) -> Failure {
+    if !matches!(error.kind(), Kind::State | Kind::NotFound) {
+        return Failure::of_start(command, error);
+    }
+    let (pod, name) = (supervisor::label(pod), select::container_name(&pod.id, id));
+    Failure::no_such(
+        Kind::State,
+        format!(
+            "start a command in container {name} of pod {pod}: it is not running; `podvisor logs {pod}/{name}` shows what it has written"
+        ),
+    )
 }
 
 /// The container's own process with our command, as JSON.

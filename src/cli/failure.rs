@@ -40,10 +40,16 @@ impl Failure {
         Self { code, error: None }
     }
 
-    /// A container or exec could not be started: 127 and 126 as shells use them, else 125.
-    pub fn of_start(error: Error) -> Self {
+    /// `command` could not be started in a container: 127 and 126 as shells use them, else 125. Not every runtime says
+    /// which command it was.
+    pub fn of_start(command: &str, error: Error) -> Self {
         let code = start_code(&error.to_string());
-        Self::new(code, error)
+        let why = match code {
+            NOT_FOUND => "no such command in the container's root file system",
+            CANNOT_RUN => "it is there and cannot be executed",
+            _ => return Self::new(code, error),
+        };
+        Self::new(code, error.within(format!("run {command:?}: {why}")))
     }
 
     /// The exit code.
@@ -81,7 +87,10 @@ fn start_code(text: &str) -> u8 {
     if about_exec && text.contains("no such file or directory") {
         return NOT_FOUND;
     }
-    let refused = text.contains("permission denied") || text.contains("is a directory");
+    // crun says "not permitted" of a directory.
+    let refused = text.contains("permission denied")
+        || text.contains("is a directory")
+        || text.contains("open executable: operation not permitted");
     if text.contains("exec format error") || (refused && text.contains("exec")) {
         return CANNOT_RUN;
     }
@@ -108,6 +117,7 @@ mod tests {
             (r#"exec: "/etc/passwd": permission denied"#, 126),
             (r#"exec: "/bin": is a directory: permission denied"#, 126),
             ("exec /x: Exec format error", 126),
+            ("crun create: open executable: Operation not permitted", 126),
             ("make cgroup: permission denied", 125),
             ("open /run/x: No such file or directory", 125),
         ] {

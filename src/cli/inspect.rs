@@ -13,7 +13,7 @@ use crate::proto::sandbox::sandbox::SandboxStatusRequest;
 
 use super::failure::Failure;
 use super::host::Host;
-use super::{output, owed, ps, select, supervisor};
+use super::{names, output, owed, ps, select, supervisor};
 
 /// Status is answered from a snapshot.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -28,7 +28,7 @@ pub struct Args {
     /// Print JSON; this is what it does anyway.
     #[arg(long, conflicts_with = "stages")]
     json: bool,
-    /// Names, ids, or beginnings of them.
+    /// Names, ids, or beginnings of ids.
     #[arg(required = true, value_name = "POD")]
     pods: Vec<String>,
 }
@@ -43,13 +43,12 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
     };
     let shown: Vec<Shown> = args.pods.iter().map(find).collect::<Result<_, _>>()?;
     if args.stages {
-        shown.iter().for_each(stages);
-        return Ok(0);
+        return stages(&shown);
     }
     let mut list = Vec::new();
     for pod in &shown {
         list.push(match pod {
-            Shown::Pod(found) => document(found).await?,
+            Shown::Pod(found) => document(host, found).await?,
             Shown::Owed(owed) => owed::document(owed),
         });
     }
@@ -63,10 +62,39 @@ enum Shown {
     Owed(Box<OwedNetwork>),
 }
 
-fn stages(shown: &Shown) {
-    let Shown::Pod(Found::Record(record)) = shown else {
-        return;
-    };
+fn stages(pods: &[Shown]) -> Result<u8, Failure> {
+    let mut records = Vec::new();
+    for found in pods {
+        match found {
+            Shown::Pod(Found::Record(record)) => records.push(record),
+            Shown::Pod(Found::Broken { reason, .. }) => {
+                return Err(Failure::no_such(
+                    Kind::State,
+                    format!("show stages: {reason}"),
+                ));
+            }
+            Shown::Owed(owed) => {
+                return Err(Failure::no_such(
+                    Kind::State,
+                    format!(
+                        "show stages: pod {} is gone but for its network",
+                        owed::label(owed)
+                    ),
+                ));
+            }
+        }
+    }
+    for (i, record) in records.iter().enumerate() {
+        if records.len() > 1 {
+            let gap = if i > 0 { "\n" } else { "" };
+            output::line(format_args!("{gap}{}:", supervisor::label(record)));
+        }
+        table(record);
+    }
+    Ok(0)
+}
+
+fn table(record: &Record) {
     let rows: Vec<Vec<String>> = record
         .stages
         .iter()
@@ -85,7 +113,7 @@ fn stages(shown: &Shown) {
     output::table(&["STAGE", "AT", "TOOK", "ERROR"], &rows);
 }
 
-async fn document(found: &Found) -> Result<Value> {
+async fn document(host: &Host, found: &Found) -> Result<Value> {
     let record = match found {
         Found::Record(record) => record,
         Found::Broken {
@@ -94,7 +122,7 @@ async fn document(found: &Found) -> Result<Value> {
             reason,
         } => {
             return Ok(
-                json!({ "id": id, "namespace": namespace, "status": { "state": ps::UNRECOVERED, "reason": reason } }),
+                json!({ "id": id, "name": names::of(host, id), "namespace": namespace, "status": { "state": ps::UNRECOVERED, "reason": reason } }),
             );
         }
     };

@@ -101,14 +101,14 @@ pub fn main() -> ExitCode {
     let command = match Command::try_parse() {
         Ok(command) => command,
         Err(e) => {
-            let asked = !e.use_stderr();
+            if e.use_stderr() {
+                // It quotes what was typed.
+                output::refuse(e.render());
+                return ExitCode::from(PODVISOR_FAILED);
+            }
             // Printing help can only fail when nobody reads it.
             let _ = e.print();
-            return if asked {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::from(PODVISOR_FAILED)
-            };
+            return ExitCode::SUCCESS;
         }
     };
     match act(command) {

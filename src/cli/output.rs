@@ -34,6 +34,11 @@ pub fn complain(text: impl Display) {
     );
 }
 
+/// A refusal of the command line, which has its own words and newlines.
+pub fn refuse(text: impl Display) {
+    let _ = write!(io::stderr(), "{}", printable(&text.to_string(), true));
+}
+
 /// Rows below a heading, columns as wide as their widest cell, two spaces between, none at the end.
 pub fn table(heading: &[&str], rows: &[Vec<String>]) {
     for text in layout(heading, rows) {

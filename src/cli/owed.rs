@@ -18,7 +18,7 @@ pub fn list(host: &Host) -> Vec<OwedNetwork> {
         .collect()
 }
 
-/// The one that `target` stands for: a name or id, or the beginning of just one of them.
+/// The one that `target` stands for: a name or id, or the beginning of just one id.
 pub fn find(host: &Host, target: &str) -> Result<Option<OwedNetwork>, Failure> {
     let mut all = list(host);
     let exact = all
@@ -27,11 +27,9 @@ pub fn find(host: &Host, target: &str) -> Result<Option<OwedNetwork>, Failure> {
     if let Some(i) = exact {
         return Ok(Some(all.swap_remove(i)));
     }
-    all.retain(|o| {
-        !target.is_empty() && (o.id.starts_with(target) || o.holder.name.starts_with(target))
-    });
+    all.retain(|o| !target.is_empty() && o.id.starts_with(target));
     if all.len() > 1 {
-        let names: Vec<&str> = all.iter().map(label).collect();
+        let names: Vec<&str> = all.iter().map(|o| o.id.as_str()).collect();
         return Err(Failure::no_such(
             Kind::Invalid,
             format!(

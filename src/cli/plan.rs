@@ -11,10 +11,11 @@ use protobuf::MessageField;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::network::{self, NetworkConf, PortMapping};
+use crate::pod::record::{self, Found};
 use crate::proto::cri::sandbox_config as cri;
 
 use super::host::Host;
-use super::{parse, supervisor};
+use super::{parse, ps, supervisor};
 
 /// The annotation by which the supervisor learns which network the pod gets.
 pub const NETWORK_ANNOTATION: &str = "io.podvisor.network";
@@ -76,6 +77,7 @@ pub fn check(host: &Host, name: Option<String>, args: Args) -> Result<Plan> {
         ));
     }
     let net = network(&host.config, args.net.as_deref(), &args.publish)?;
+    free_ports(host, name.as_deref(), &args.publish)?;
     let program = supervisor::find()?;
     Ok(Plan {
         name,
@@ -236,6 +238,31 @@ fn check_plugins(config: &Config, conf: &NetworkConf, ports: &[PortMapping]) -> 
                 conf.path.display()
             ),
         ));
+    }
+    Ok(())
+}
+
+/// No other pod of this machine has published one of the ports: its connections would go to whoever came first. A pod that
+/// has the name already is the one we are about to join.
+fn free_ports(host: &Host, name: Option<&str>, ports: &[PortMapping]) -> Result<()> {
+    if ports.is_empty() {
+        return Ok(());
+    }
+    for found in record::list(&host.config, None) {
+        let Found::Record(pod) = found else { continue };
+        if ps::is_released(&pod) || (name == Some(&pod.name) && host.namespace == pod.namespace) {
+            continue;
+        }
+        let all: Vec<PortMapping> = pod.network.ports.iter().chain(ports).cloned().collect();
+        if let Some(port) = parse::clash(&all) {
+            let owner = supervisor::label(&pod);
+            return Err(Error::new(
+                Kind::Exists,
+                format!(
+                    "publish {port}: pod {owner} has this port of the host already; choose another port, or stop that pod"
+                ),
+            ));
+        }
     }
     Ok(())
 }

@@ -158,7 +158,7 @@ fn ports(record: &Record) -> String {
 }
 
 /// The record keeps the addresses a pod has had; when it has stopped they may be another's.
-fn is_released(record: &Record) -> bool {
+pub fn is_released(record: &Record) -> bool {
     record.state == State::Stopped && record.network.pending.is_none()
 }
 
@@ -204,6 +204,12 @@ fn document(host: &Host, found: &Found) -> Value {
             "namespace": namespace,
             "state": UNRECOVERED,
             "reason": reason,
+            "created_at": null,
+            "network": null,
+            "ips": [],
+            "ports": [],
+            "containers": null,
+            "running": null,
         }),
     }
 }

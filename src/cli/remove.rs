@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::client;
@@ -34,6 +34,9 @@ const LEAVE_POLL: Duration = Duration::from_millis(50);
 
 /// How long what fails is retried when there is no supervisor, as long as that would. Each try has its own bound.
 const RESCUE_BUDGET: Duration = Duration::from_secs(5);
+
+/// Pause between two looks at whether a supervisor has left.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What StopSandbox may take on top of the grace and of one DEL.
 const STOP_MARGIN: Duration = Duration::from_secs(30);
@@ -69,7 +72,10 @@ pub async fn pod(host: &Host, found: &Found, force: bool) -> Result<()> {
             }
             (record.id.as_str(), Some(record.name.clone()))
         }
-        Found::Broken { id, .. } => (id.as_str(), names::of(host, id)),
+        Found::Broken { id, .. } => {
+            dismiss(host, id).await?;
+            (id.as_str(), names::of(host, id))
+        }
     };
     if host.pod_dir(id).join(record::FILE).exists() || matches!(found, Found::Broken { .. }) {
         let undone = from_journal(host, id, force).await;
@@ -118,7 +124,10 @@ pub fn check(host: &Host, found: &Found) -> Result<()> {
         Found::Record(r) => match r.state {
             State::Ready | State::TaskOnly => refuse(
                 label(r),
-                "it is running: stop it first with `podvisor stop`",
+                &format!(
+                    "it is running: stop it first with `podvisor stop {}`",
+                    label(r)
+                ),
             ),
             State::Starting | State::Parked => refuse(label(r), "it is being made: wait"),
             State::Created | State::NotReady | State::Stopped => Ok(()),
@@ -177,6 +186,39 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
     }
 }
 
+/// The supervisor of a pod whose record cannot be read may live; nobody else tells it to go.
+async fn dismiss(host: &Host, id: &str) -> Result<()> {
+    let Some(socket) = own_socket(host, &host.pod_dir(id)).filter(|s| client::is_live(s)) else {
+        return Ok(());
+    };
+    let request = ShutdownSandboxRequest {
+        sandbox_id: id.to_owned(),
+        ..Default::default()
+    };
+    let answer = client::retry_closed(&socket.to_string_lossy(), |client| {
+        let request = request.clone();
+        async move {
+            let answer = client
+                .sandbox()
+                .shutdown_sandbox(client::context(Some(SHUTDOWN_LIMIT)), &request)
+                .await;
+            answer
+                .map(drop)
+                .map_err(|e| client::from_ttrpc("shut down its supervisor", e))
+        }
+    })
+    .await;
+    match answer {
+        Err(e) if !ended(&e) => return Err(e.within(format!("remove pod {id}"))),
+        _ => {}
+    }
+    let end = Instant::now() + LEAVE_LIMIT;
+    while client::is_live(&socket) && Instant::now() < end {
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    Ok(())
+}
+
 /// The supervisor has died, or left without forgetting everything.
 async fn from_journal(host: &Host, id: &str, force: bool) -> Result<()> {
     match pod::rescue(
@@ -211,7 +253,7 @@ fn owed(host: &Host, id: &str, force: bool) -> Result<()> {
     if !force {
         return Err(Error::new(
             Kind::Busy,
-            format!("{what}; try again, or remove the rest now with `podvisor rm -f`"),
+            format!("{what}; try again, or remove the rest now with `podvisor rm -f {id}`"),
         ));
     }
     output::complain(format!(
@@ -248,17 +290,18 @@ fn forget(host: &Host, id: &str, name: Option<&str>) -> Result<()> {
     }
 }
 
-/// The socket of a supervisor that was killed, when its record could not say where: `start` has left the address in the
-/// bundle. Only one of ours that nobody listens on.
+/// The socket of a supervisor that was killed, when its record could not say where. Only one that nobody listens on.
 fn remove_socket(host: &Host, dir: &Path) {
-    let Ok(address) = fs::read_to_string(dir.join("bundle").join("address")) else {
-        return;
-    };
-    let address = address.trim();
-    let path = Path::new(address.strip_prefix("unix://").unwrap_or(address));
-    if path.parent() == Some(&host.config.runtime_root.join("s")) && !client::is_live(path) {
+    if let Some(path) = own_socket(host, dir).filter(|path| !client::is_live(path)) {
         let _ = fs::remove_file(path);
     }
+}
+
+/// `start` has left the address in the bundle; only one in our own directory of sockets is believed.
+fn own_socket(host: &Host, dir: &Path) -> Option<PathBuf> {
+    let address = fs::read_to_string(dir.join("bundle").join("address")).ok()?;
+    let path = PathBuf::from(client::path_of(address.trim()));
+    (path.parent() == Some(&host.config.runtime_root.join("s"))).then_some(path)
 }
 
 fn mount_below(dir: &Path) -> Result<Option<String>> {

@@ -13,7 +13,7 @@ pub struct Args {
     /// Stop what runs first, and remove what cannot be removed otherwise; what stays owed is kept on record.
     #[arg(short, long)]
     force: bool,
-    /// Names, ids, or beginnings of them; a pod that is gone but for its network gets a try of its clean-up.
+    /// Names, ids, or beginnings of ids; a pod that is gone but for its network gets a try of its clean-up.
     #[arg(required = true, value_name = "POD")]
     pods: Vec<String>,
 }

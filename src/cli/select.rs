@@ -1,7 +1,7 @@
-//! From what people type to one pod or one container: names, ids, unambiguous prefixes of either.
+//! From what people type to one pod or one container: names, ids, unambiguous beginnings of ids.
 //!
-//! Promises that a full name or id always wins over a prefix, and that nothing is ever guessed: what fits twice is an
-//! error that lists what it fits.
+//! Promises that a full name or id always wins over a beginning, and that nothing is ever guessed: what fits twice is an
+//! error that lists what it fits. A pod's name is never shortened: `rm -f web`, typed twice, must not remove `web2`.
 
 use std::fs;
 use std::path::Path;
@@ -30,9 +30,7 @@ pub fn pod(host: &Host, target: &str) -> Result<Found, Failure> {
     let named: Vec<usize> = positions(&all, |name, _| name == target);
     let fits = match named.len() {
         0 if target.is_empty() => Vec::new(),
-        0 => positions(&all, |name, id| {
-            name.starts_with(target) || id.starts_with(target)
-        }),
+        0 => positions(&all, |_, id| id.starts_with(target)),
         _ => named,
     };
     match fits[..] {
@@ -181,7 +179,7 @@ fn unknown(target: &str) -> Failure {
     Failure::no_such(
         Kind::NotFound,
         format!(
-            "find pod {shown:?}: no name or id is or begins like this; `podvisor ps -a` lists the pods there are"
+            "find pod {shown:?}: no pod has this name, nor an id that begins so; `podvisor ps -a` lists the pods there are"
         ),
     )
 }

@@ -6,8 +6,6 @@
 
 use serde_json::{Value, json};
 
-/// Tells the supervisor that the command made the container, so that it may choose the OCI runtime.
-pub const CLI_ANNOTATION: &str = "io.podvisor.cli";
 /// The pod of the container.
 pub const SANDBOX_ANNOTATION: &str = "io.podvisor.sandbox-id";
 
@@ -85,7 +83,7 @@ pub fn config(wish: &Wish<'_>) -> Value {
         "process": process(wish),
         "root": { "path": wish.rootfs, "readonly": false },
         "mounts": mounts(),
-        "annotations": { (CLI_ANNOTATION): "1", (SANDBOX_ANNOTATION): wish.sandbox },
+        "annotations": { (SANDBOX_ANNOTATION): wish.sandbox },
         "linux": {
             "cgroupsPath": wish.cgroups_path,
             "namespaces": namespaces(wish),

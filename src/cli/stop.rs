@@ -17,7 +17,7 @@ pub struct Args {
     /// Seconds between SIGTERM and SIGKILL.
     #[arg(short, long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     time: u32,
-    /// Names, ids, or beginnings of them.
+    /// Names, ids, or beginnings of ids.
     #[arg(required = true, value_name = "POD")]
     pods: Vec<String>,
 }

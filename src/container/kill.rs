@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::state::{Inner, Phase};
 use super::table::{Container, Shared};
@@ -174,7 +174,8 @@ async fn end(shared: &Shared, container: &Arc<Container>, grace: Duration) -> Re
         };
         tokio::select! {
             () = asked => {}
-            _ = container.until(grace, gone) => {}
+            () = shared.grace_over(Instant::now() + grace) => {}
+            _ = container.until(Duration::MAX, gone) => {}
         }
     }
     let Some(init) = container.init() else {

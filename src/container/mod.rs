@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use protobuf::well_known_types::any::Any;
+use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::error::Result;
@@ -257,6 +258,12 @@ impl Containers {
     /// Ids of all containers, those being created too, sorted.
     pub fn list(&self) -> Vec<String> {
         self.shared.ids()
+    }
+
+    /// A [`Containers::stop_all`] that is under way gives no grace beyond `grace` from now: whoever asks last does not wait
+    /// for the patience of whoever asked first.
+    pub fn shorten_grace(&self, grace: Duration) {
+        self.shared.shorten_grace(Instant::now() + grace);
     }
 
     /// Stops all, in parallel: creates under way are cancelled, SIGTERM (or the image's signal), after `grace` SIGKILL,

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use protobuf::well_known_types::any::Any;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::TaskState;
 use super::event::Announcer;
@@ -34,6 +34,8 @@ pub(super) struct Shared {
     ledger: Arc<dyn Ledger>,
     events: Arc<dyn Events>,
     table: Mutex<BTreeMap<String, Arc<Container>>>,
+    /// Whatever grace a stop was given, it ends here.
+    grace_end: watch::Sender<Option<Instant>>,
 }
 
 /// What stays the same for a container's life.
@@ -80,6 +82,27 @@ impl Shared {
             ledger,
             events,
             table: Mutex::default(),
+            grace_end: watch::Sender::new(None),
+        }
+    }
+
+    /// Grace that is running ends at `end` at the latest.
+    pub fn shorten_grace(&self, end: Instant) {
+        self.grace_end
+            .send_modify(|now| *now = Some(now.map_or(end, |n| n.min(end))));
+    }
+
+    /// Waits until `end`, or until an earlier one was asked for.
+    pub async fn grace_over(&self, mut end: Instant) {
+        let mut sooner = self.grace_end.subscribe();
+        loop {
+            let asked = *sooner.borrow_and_update();
+            end = asked.map_or(end, |a| a.min(end));
+            tokio::select! {
+                () = sleep_until(end) => return,
+                // The sender is ours and outlives this wait.
+                _ = sooner.changed() => {}
+            }
         }
     }
 

@@ -41,13 +41,19 @@ pub fn load_conf(config: &Config, name: Option<&str>) -> Result<NetworkConf> {
         .into_iter()
         .find(|b| name.is_none_or(|n| b.mentions(n)));
     if let Some(broken) = suspect {
-        return Err(broken.error.as_kind(Kind::Invalid).within(what));
+        return Err(broken
+            .error
+            .as_kind(Kind::Invalid)
+            .within(format!("{what} (correct the file or take it away)")));
     }
     let there = if names.is_empty() {
         "no network is configured there; put a .conflist there, or choose no network or the host's"
             .to_owned()
     } else {
-        format!("there are: {}", names.join(", "))
+        format!(
+            "there is none of this name; there are: {}",
+            names.join(", ")
+        )
     };
     Err(Error::new(Kind::NotFound, format!("{what}: {there}")))
 }

@@ -216,7 +216,9 @@ impl Ledger for Journal {
 /// Makes the runtime directory of one sandbox, 0700, and its parents. Refuses a root that others could write to.
 pub fn make_dir(root: &Path, dir: &Path) -> Result<()> {
     make_private(dir)?;
-    [root, dir].into_iter().try_for_each(check_private)
+    // The namespace's directory is between them.
+    let all = [Some(root), dir.parent(), Some(dir)];
+    all.into_iter().flatten().try_for_each(check_private)
 }
 
 /// Replaces the journal in `dir` whole.

@@ -16,6 +16,7 @@ use crate::error::{Context, Error, Kind, Result};
 use crate::infra::{InfraSpec, PodFilePaths};
 use crate::network::{Facts, PortMapping, Timing};
 use crate::process::Identity;
+use crate::sys::dir::check_private;
 
 /// File name of the journal.
 pub const FILE: &str = "journal.json";
@@ -235,14 +236,19 @@ pub enum Found {
 }
 
 /// Reads the journal of one sandbox.
+///
+/// # Errors
+/// Denied when the directory is not ours alone: what the journal says will be signalled, unmounted and removed.
 pub fn read(dir: &Path) -> Result<Record> {
+    check_private(dir)?;
     let path = dir.join(FILE);
     let text = fs::read(&path).context(|| format!("read {}", path.display()))?;
+    let id = dir.file_name().unwrap_or_default().display();
     if text.is_empty() {
         return Err(Error::new(
             Kind::Invalid,
             format!(
-                "read {}: the file is empty; remove the pod with `podvisor rm -f`",
+                "read {}: the file is empty; remove the pod with `podvisor rm -f {id}`",
                 path.display()
             ),
         ));
@@ -251,7 +257,7 @@ pub fn read(dir: &Path) -> Result<Record> {
         Error::caused(
             Kind::Invalid,
             format!(
-                "read {}: cut off or damaged; remove the pod with `podvisor rm -f`",
+                "read {}: cut off or damaged; remove the pod with `podvisor rm -f {id}`",
                 path.display()
             ),
             e,

@@ -26,10 +26,13 @@ const EXIT_LIMIT: Duration = Duration::from_secs(1);
 impl Pod {
     /// StopSandbox: containers with `grace`, then infra, network and files. On return no process of the pod is left.
     ///
-    /// Idempotent. `Busy` with "network clean-up pending" when everything is down but DEL keeps failing; ask again.
+    /// Idempotent; a shorter grace than that of a stop under way shortens it. `Busy` with "network clean-up pending" when
+    /// everything is down but DEL keeps failing; ask again.
     pub async fn stop(&self, id: &str, grace: Option<Duration>) -> Result<()> {
         self.check_sandbox(id)?;
         self.cancel_creation();
+        let grace = grace.unwrap_or(DEFAULT_GRACE);
+        self.shared.containers.shorten_grace(grace);
         let _work = self.shared.work.lock().await;
         let phase = self.lock().phase.clone();
         match phase {
@@ -37,7 +40,7 @@ impl Pod {
             _ => self.lock().phase = Phase::Stopping,
         }
         self.shared.journal.note_stage("stop", true);
-        let result = self.stop_everything(grace.unwrap_or(DEFAULT_GRACE)).await;
+        let result = self.stop_everything(grace).await;
         self.shared.journal.end_stage(result.as_ref().err());
         self.end_exit().await;
         if result.is_ok() {
@@ -55,6 +58,7 @@ impl Pod {
     pub async fn shutdown(&self, id: &str) -> Result<()> {
         self.check_id(id)?;
         self.cancel_creation();
+        self.shared.containers.shorten_grace(Duration::ZERO);
         self.end(Duration::ZERO, || true).await
     }
 
@@ -86,6 +90,7 @@ impl Pod {
         // Whoever ends the process ends the keeper, too; the record stays.
         self.shared.quit.send_replace(true);
         self.cancel_creation();
+        self.shared.containers.shorten_grace(DEFAULT_GRACE);
         if let Err(error) = self.end(DEFAULT_GRACE, || true).await {
             tracing::error!(%error, "undo the pod on termination");
         }
@@ -173,8 +178,10 @@ impl Pod {
         }
         journal.note(|r| {
             r.state = State::NotReady;
-            r.reason =
-                Some("the pod could not be undone whole; `podvisor rm -f` tries again".into());
+            r.reason = Some(format!(
+                "the pod could not be undone whole; `podvisor rm -f {}` tries again",
+                r.id
+            ));
         });
         teardown::verdict(&report)
     }

@@ -17,6 +17,9 @@ pub fn dir() -> &'static Path {
     Path::new(SHIM).parent().unwrap()
 }
 
+/// Pieces of output that are kept: nobody takes them before the program has ended, and one that is not read does not end.
+const CHUNKS: usize = 1 << 16;
+
 /// Runs `podvisor` for at most two minutes.
 pub fn podvisor(args: &[&str]) -> Output {
     run(Command::new(PODVISOR).args(args), Duration::from_secs(120))
@@ -122,7 +125,7 @@ pub fn run_with(command: &mut Command, input: Option<&[u8]>, bound: Duration) ->
 
 /// Reads on a thread of its own: a daemon that keeps the pipe must not keep the test.
 fn reader(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
-    let (send, receive) = sync_channel(64);
+    let (send, receive) = sync_channel(CHUNKS);
     std::thread::spawn(move || {
         let mut buffer = vec![0; 65536];
         while let Ok(n @ 1..) = from.read(&mut buffer) {

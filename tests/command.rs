@@ -1,0 +1,26 @@
+//! The command `podvisor` as its users see it: every verb and flag against the real executables.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "command/exec.rs"]
+mod exec;
+#[path = "command/kit.rs"]
+mod kit;
+#[path = "command/listing.rs"]
+mod listing;
+#[path = "command/logs.rs"]
+mod logs;
+#[path = "command/many.rs"]
+mod many;
+#[path = "command/network.rs"]
+mod network;
+#[path = "command/run.rs"]
+mod run;
+#[path = "command/sharing.rs"]
+mod sharing;
+#[path = "command/signals.rs"]
+mod signals;
+#[path = "command/stop.rs"]
+mod stop;
+mod support;
+#[path = "command/timeout.rs"]
+mod timeout;
