@@ -415,6 +415,9 @@ fn a_killed_pod_does_not_keep_its_port() {
         eventually(BOUND, "the end of the rule", || {
             (rules() == none).then_some(())
         });
+        eventually(BOUND, "the end of the DEL", || {
+            (kit::journal(&id)["effects"]["cni"] == "none").then_some(())
+        });
         serve("second");
         let text = eventually(BOUND, "an answer", || {
             // Not through a proxy, as a client program might.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::clock;
 use crate::container::Status;
 use crate::network::PortMapping;
-use crate::pod::record::{self, Found, Record, State};
+use crate::pod::record::{self, Effect, Found, Record, State};
 
 use super::failure::Failure;
 use super::host::Host;
@@ -157,9 +157,15 @@ fn ports(record: &Record) -> String {
     }
 }
 
-/// The record keeps the addresses a pod has had; when it has stopped they may be another's.
+/// The record keeps the addresses and ports a pod has had; when it has stopped, or its infra process has died, they may
+/// be another's.
 pub fn is_released(record: &Record) -> bool {
-    record.state == State::Stopped && record.network.pending.is_none()
+    let down = match record.state {
+        State::Stopped => true,
+        State::NotReady => record.effects.cni == Effect::None,
+        _ => false,
+    };
+    down && record.network.pending.is_none()
 }
 
 fn address(record: &Record) -> String {

@@ -205,7 +205,6 @@ impl Slot {
         self.write(PARTIAL, result)
     }
 
-
     pub(super) fn set_stopped(&self) -> Result<()> {
         self.write(STOPPED, &json!({"at": clock::rfc3339(SystemTime::now())}))
     }
