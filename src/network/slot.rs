@@ -204,12 +204,6 @@ impl Slot {
         self.write(PARTIAL, result)
     }
 
-    /// The other way to say that the DEL succeeded; needs no space.
-    pub(super) fn forget_started(&self) -> Result<()> {
-        disk::remove_file(&self.path(STARTED))?;
-        disk::sync_dir(&self.dir)
-    }
-
     pub(super) fn set_stopped(&self) -> Result<()> {
         self.write(STOPPED, &json!({"at": clock::rfc3339(SystemTime::now())}))
     }
