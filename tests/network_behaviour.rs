@@ -20,3 +20,5 @@ mod five_minutes;
 mod kit;
 #[path = "network_behaviour/place.rs"]
 mod place;
+#[path = "network_behaviour/several.rs"]
+mod several;
