@@ -7,8 +7,16 @@
     reason = "tests panic where they cannot go on"
 )]
 
+#[path = "launch/daemon.rs"]
+#[allow(dead_code, reason = "shared with the tests of launching")]
+mod daemon;
+#[path = "creation/rig.rs"]
+#[allow(dead_code, reason = "shared with the tests of creation")]
+mod rig;
 mod support;
 
+#[path = "network_behaviour/again.rs"]
+mod again;
 #[path = "network_behaviour/at_add.rs"]
 mod at_add;
 #[path = "network_behaviour/at_del.rs"]
