@@ -277,7 +277,7 @@ fn records(count: u32) {
             fs::write(&files[rng.below(files.len())], mutate(rng, &whole)).unwrap();
         }
         if rng.below(2) == 0 {
-            fs::write(&cached, mutate(rng, &[entry.clone()])).unwrap();
+            fs::write(&cached, mutate(rng, std::slice::from_ref(&entry))).unwrap();
         }
         assert!(record.owes_del());
         assert_eq!(NetworkRecord::list(&config).len(), 1);

@@ -1,11 +1,13 @@
 //! What is there twice: an address, a port, a plugin's try, the netns of our own threads.
 
-use std::fs;
+use std::fs::{self, File};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::path::Path;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
-use nix::sched::{CloneFlags, setns};
+use nix::sched::CloneFlags;
+use podvisor::error::Context;
+use podvisor::sys::thread_ns::{self, Enter};
 use serde_json::{Value, json};
 
 use crate::place;
@@ -162,12 +164,10 @@ fn bridge(ranges: Value) {
 fn bound(id: &str) -> UdpSocket {
     let journal = fs::read(format!("/run/podvisor/default/{id}/journal.json")).unwrap();
     let journal: Value = serde_json::from_slice(&journal).unwrap();
-    let netns = fs::File::open(Path::new(journal["network"]["netns"].as_str().unwrap())).unwrap();
-    let bind = || {
-        setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
-        UdpSocket::bind("0.0.0.0:53").unwrap()
-    };
-    let socket = std::thread::scope(|scope| scope.spawn(bind).join().unwrap());
+    let netns = File::open(journal["network"]["netns"].as_str().unwrap()).unwrap();
+    let inside = [Enter::Join(netns.as_fd(), CloneFlags::CLONE_NEWNET)];
+    let bind = || UdpSocket::bind("0.0.0.0:53").context(|| "bind port 53");
+    let socket = thread_ns::run(&inside, bind).unwrap();
     socket
         .set_read_timeout(Some(Duration::from_millis(100)))
         .unwrap();
