@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::sched::CloneFlags;
-use podvisor::error::Context;
+use podvisor::error::{Context, Kind};
 use podvisor::sys::thread_ns::{self, Enter};
 use serde_json::{Value, json};
 
@@ -43,6 +43,44 @@ fn a_del_has_a_bound_of_its_own_after_the_callers_and_the_adds_are_over() {
                 assert_eq!(add.var(name), del[0].var(name), "{name}");
             }
             pod.bundle.delete();
+            before.assert_unchanged();
+        },
+    );
+}
+
+/// CRI-O's item 29: who asked is told the cause while the roll-back is at work; the id is taken for as long.
+#[test]
+fn an_error_does_not_wait_for_a_slow_del_and_the_id_is_taken_meanwhile() {
+    sandboxed(
+        "again::an_error_does_not_wait_for_a_slow_del_and_the_id_is_taken_meanwhile",
+        || {
+            let [plugin] = place::fakes(["fake"]);
+            plugin
+                .on(
+                    "ADD",
+                    &[
+                        Act::Stderr("no address is free".into()),
+                        Act::Exit(3),
+                        Act::OnlyFirst(1),
+                    ],
+                )
+                .on("DEL", &[Act::WaitFor("/run/go".into())]);
+            let before = Snapshot::take();
+            let pod = Pod::create("p1");
+            let error = pod.probe().start("p1", rig::BOUND).unwrap_err();
+            assert!(error.to_string().contains("no address is free"), "{error}");
+            rig::called(&plugin, "DEL", 1);
+            assert_eq!(plugin.calls_of("DEL")[0].end, None, "it is still at it");
+            let error = pod.probe().start("p1", rig::BOUND).unwrap_err();
+            assert_eq!(error.kind(), Kind::Busy, "{error}");
+            assert!(error.to_string().contains("rolled back"), "{error}");
+            assert_eq!(plugin.count("ADD"), 1);
+            fs::write("/run/go", "").unwrap();
+            eventually(BOUND, "the roll-back has ended", || {
+                pod.probe().start("p1", rig::BOUND).ok()
+            });
+            assert_eq!((plugin.count("ADD"), plugin.count("DEL")), (2, 1));
+            pod.end();
             before.assert_unchanged();
         },
     );
