@@ -93,6 +93,24 @@ fn more_than_a_result_can_be_is_no_result_and_does_not_stop_the_plugin() {
     );
 }
 
+/// A configuration larger than a pipe holds, given to somebody who never looks.
+#[test]
+fn a_plugin_that_does_not_read_its_configuration_is_not_waited_for() {
+    sandboxed(
+        "at_add::a_plugin_that_does_not_read_its_configuration_is_not_waited_for",
+        || {
+            kit::script("deaf", &format!("[ $CNI_COMMAND != ADD ] || {}", kit::GOOD));
+            let filler = "x".repeat(300_000);
+            cni::network("deaf", vec![json!({"type": "deaf", "filler": filler})]).write();
+            let rootfs = rootfs::make();
+            let before = Snapshot::take();
+            kit::run("p", &rootfs, &[]).ok();
+            kit::gone("p");
+            before.assert_unchanged();
+        },
+    );
+}
+
 /// Something it left has its stdout: a reader of that pipe would wait for as long as it lives.
 #[test]
 fn who_keeps_the_plugins_stdout_open_holds_nobody_up() {

@@ -65,42 +65,54 @@ fn a_slow_del_is_waited_for() {
     });
 }
 
-/// FL-026, FL-041; the processes are dead at once, whatever becomes of the network.
+/// FL-026.
 #[test]
-fn a_crash_or_an_error_at_del_is_told_and_stays_owed() {
-    sandboxed(
-        "at_del::a_crash_or_an_error_at_del_is_told_and_stays_owed",
-        || {
-            let [plugin] = place::fakes(["falls"]);
-            let rootfs = rootfs::make();
-            let before = Snapshot::take();
-            let object = json!({"code": 11, "msg": "Unauthorized"}).to_string();
-            let cases: [(&[Act], &str); 3] = [
-                (
-                    &[Act::Stderr("oops".into()), Act::Signal("SEGV".into())],
-                    "signal 11 (SIGSEGV)",
-                ),
-                (&[Act::Exit(3)], "exited with 3"),
-                (&[Act::Print(object), Act::Exit(1)], "Unauthorized"),
-            ];
-            for (acts, word) in cases {
-                plugin.on("DEL", acts);
-                kit::run("p", &rootfs, &[]).ok();
-                let output = podvisor(&["stop", "-t", "1", "p"]);
-                assert_ne!(output.code, Some(0), "{output:#?}");
-                for word in [word, "\"falls\" (DEL)", "network clean-up pending"] {
-                    assert!(output.stderr.contains(word), "{word} in {output:#?}");
-                }
-                assert!(place::owed());
-                assert!(place::processes("/bin/sleep 600").is_empty());
-                let cached = fs::read_dir("/var/lib/cni/results").unwrap().count();
-                assert_eq!(cached, 1, "a failed DEL does not forget the result");
-                plugin.on("DEL", &[]);
-                kit::gone("p");
-            }
-            before.assert_unchanged();
-        },
-    );
+fn a_crash_at_del_is_told_and_stays_owed() {
+    sandboxed("at_del::a_crash_at_del_is_told_and_stays_owed", || {
+        let acts = [Act::Stderr("oops".into()), Act::Signal("SEGV".into())];
+        stays_owed(&[(&acts, &["signal 11 (SIGSEGV)", "oops"])]);
+    });
+}
+
+/// FL-041 too.
+#[test]
+fn an_error_at_del_is_told_and_stays_owed() {
+    sandboxed("at_del::an_error_at_del_is_told_and_stays_owed", || {
+        let object = json!({"code": 11, "msg": "Unauthorized"}).to_string();
+        stays_owed(&[
+            (&[Act::Exit(3)], &["exited with 3"]),
+            (
+                &[Act::Print(object), Act::Exit(1)],
+                &["error 11: Unauthorized"],
+            ),
+        ]);
+    });
+}
+
+/// The processes are dead at once, whatever becomes of the network; the result of the ADD is kept.
+fn stays_owed(cases: &[(&[Act], &[&str])]) {
+    let [plugin] = place::fakes(["falls"]);
+    let rootfs = rootfs::make();
+    let before = Snapshot::take();
+    for (acts, words) in cases {
+        plugin.on("DEL", acts);
+        kit::run("p", &rootfs, &[]).ok();
+        let output = podvisor(&["stop", "-t", "1", "p"]);
+        assert_ne!(output.code, Some(0), "{output:#?}");
+        for word in words
+            .iter()
+            .chain(&["\"falls\" (DEL)", "network clean-up pending"])
+        {
+            assert!(output.stderr.contains(word), "{word} in {output:#?}");
+        }
+        assert!(place::owed());
+        assert!(place::processes("/bin/sleep 600").is_empty());
+        let cached = fs::read_dir("/var/lib/cni/results").unwrap().count();
+        assert_eq!(cached, 1, "a failed DEL does not forget the result");
+        plugin.on("DEL", &[]);
+        kit::gone("p");
+    }
+    before.assert_unchanged();
 }
 
 /// FL-034: the plugin is gone, or lost its mode, while the pod ran.
