@@ -9,6 +9,9 @@ use super::facts::{AddResult, Facts};
 use super::version::{self, PREV_RESULT_ON_DEL, VERSIONS};
 use crate::error::{Error, Kind, Result};
 
+/// Most characters of a foreign value that go into an error.
+const SHOWN: usize = 200;
+
 /// Checks a result and brings it to `version`. A result without `cniVersion` is read as one of the version the plugin
 /// was called with, as libcni does.
 pub(super) fn normalise(raw: Value, version: &str) -> Result<AddResult> {
@@ -43,7 +46,8 @@ fn stated(raw: &Map<String, Value>, version: &str) -> Result<String> {
         Some(other) => Err(Error::new(
             Kind::Other,
             format!(
-                "the result has cniVersion {other}; versions {} are read here",
+                "the result has cniVersion {}; versions {} are read here",
+                shown(other),
                 VERSIONS.join(", ")
             ),
         )),
@@ -93,8 +97,20 @@ fn address(value: &Value) -> Result<String> {
     }
     Err(Error::new(
         Kind::Other,
-        format!("the result has {value} where an address with prefix length belongs"),
+        format!(
+            "the result has {} where an address with prefix length belongs",
+            shown(value)
+        ),
     ))
+}
+
+/// A foreign value, short and without control characters (JSON escapes some of them only).
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    let shown = text.chars().take(SHOWN);
+    shown
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
 }
 
 #[cfg(test)]
