@@ -20,6 +20,8 @@ mod again;
 mod at_add;
 #[path = "network_behaviour/at_del.rs"]
 mod at_del;
+#[path = "network_behaviour/daemon_side.rs"]
+mod daemon_side;
 #[path = "network_behaviour/five_minutes.rs"]
 mod five_minutes;
 #[path = "network_bound/kit.rs"]
