@@ -11,6 +11,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use self::mutate::{Rng, mutate};
@@ -216,6 +217,13 @@ fn cache_texts(dir: &Path) -> Vec<Vec<u8>> {
         .collect()
 }
 
+/// What an entry says it is of; as lenient as the reader about the rest.
+#[derive(Deserialize)]
+struct Named {
+    #[serde(rename = "networkName")]
+    name: String,
+}
+
 fn cache_entries(count: u32) {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = dir.path().join("results/pods-8d0b-eth0");
@@ -228,8 +236,7 @@ fn cache_entries(count: u32) {
             assert_eq!(cached.attachment.container_id, "8d0b");
         }
         // To forget an entry would make its attachment garbage; by its name it is known even when it is damaged.
-        let other = serde_json::from_slice::<Value>(text);
-        let other = other.is_ok_and(|v| v["networkName"].as_str().is_some_and(|n| n != "pods"));
+        let other = serde_json::from_slice::<Named>(text).is_ok_and(|n| n.name != "pods");
         assert!(other || cache::of_network(dir.path(), "pods").len() == 1);
     });
 }

@@ -22,10 +22,13 @@ pub(super) fn normalise(raw: Value, version: &str) -> Result<AddResult> {
     let ips = addresses(&raw)?;
     // Read in the newest form first: an older configuration has no place for all of it.
     let newest = convert(raw.clone(), &stated, "1.1.0")?;
+    let converted = convert(raw, &stated, version)?;
+    // An address of the host's side may have become the only one of its family.
+    addresses(&converted)?;
     Ok(AddResult {
         ips,
         facts: Facts::read(&Value::Object(newest)),
-        raw: Value::Object(convert(raw, &stated, version)?),
+        raw: Value::Object(converted),
         timings: Vec::new(),
     })
 }
