@@ -75,6 +75,44 @@ fn what_delete_could_not_send_is_sent_by_gc() {
     );
 }
 
+/// CRI-O's item 30: who waits for a turn on its network can be stopped, and nothing is called for it.
+#[test]
+fn a_pod_that_waits_for_its_turn_can_be_stopped() {
+    sandboxed(
+        "daemon_side::a_pod_that_waits_for_its_turn_can_be_stopped",
+        || {
+            rig::settings("[cni]\nparallel = 1\n");
+            let [plugin] = place::fakes(["fake"]);
+            plugin.on("ADD", &[Act::Sleep(600.0)]);
+            let before = Snapshot::take();
+            let first = Pod::create("p1");
+            let hanging = first.start_aside(rig::BOUND);
+            rig::called(&plugin, "ADD", 1);
+            let second = Pod::create("p2");
+            let waiting = second.start_aside(rig::BOUND);
+            // Long enough to be at its turn, or called if nothing held it off.
+            std::thread::sleep(std::time::Duration::from_secs(1));
+            assert_eq!(plugin.count("ADD"), 1);
+            second.end();
+            assert!(waiting.join().unwrap().is_err());
+            assert!(!hanging.is_finished(), "the other one is not touched");
+            assert_eq!((plugin.count("ADD"), plugin.count("DEL")), (1, 0));
+            first.end();
+            assert!(hanging.join().unwrap().is_err());
+            let ids = |verb| -> Vec<String> {
+                let calls = plugin.calls_of(verb);
+                let id = |c: &crate::support::fake::Call| c.var("CNI_CONTAINERID").to_owned();
+                calls.iter().map(id).collect()
+            };
+            assert_eq!(
+                (ids("ADD"), ids("DEL")),
+                (vec!["p1".into()], vec!["p1".into()])
+            );
+            before.assert_unchanged();
+        },
+    );
+}
+
 /// Entries in libcni's cache.
 fn cached() -> usize {
     std::fs::read_dir("/var/lib/cni/results").map_or(0, Iterator::count)
