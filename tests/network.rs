@@ -424,6 +424,31 @@ fn what_is_refused_before_the_first_plugin_leaves_nothing_owed() {
     );
 }
 
+/// rust-notes C.2 25: descriptors of pipes, locks and netns.
+#[test]
+fn sixty_adds_and_dels_leave_no_descriptor() {
+    supervised("sixty_adds_and_dels_leave_no_descriptor", async |reaper| {
+        let [one] = fakes("pods", ["one"]);
+        let fds = || fs::read_dir("/proc/self/fd").unwrap().count();
+        let mut before = 0;
+        for n in 0..60 {
+            let pod = Pod::on("pods", "a");
+            if n % 3 == 0 {
+                one.on("ADD", &[Act::Exit(1)]);
+                pod.add(&reaper).await.unwrap_err();
+                one.on("ADD", &[]);
+            } else {
+                pod.add(&reaper).await.unwrap();
+            }
+            pod.gone(&reaper).await;
+            if n == 1 {
+                before = fds();
+            }
+        }
+        assert_eq!(fds(), before);
+    });
+}
+
 #[test]
 fn a_hundred_pins_made_and_taken_away_leave_nothing() {
     sandboxed("a_hundred_pins_made_and_taken_away_leave_nothing", || {

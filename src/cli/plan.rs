@@ -31,7 +31,8 @@ const HOST: &str = "host";
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// Network of the pod: a configured network's name, `none` (only lo) or `host`; the first configured one when not given.
+    /// Network of the pod: a configured network's name, or several with `,` between them (NAME or NAME@INTERFACE; ports
+    /// are published on the first), `none` (only lo) or `host`; the first configured one when not given.
     #[arg(long, value_name = "NETWORK")]
     pub net: Option<String>,
     /// Publish a port of the pod on the host, as in 8080:80 or 127.0.0.1:5353:53/udp. May be repeated.
@@ -45,7 +46,7 @@ pub struct Args {
 /// Which network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Net {
-    /// The CNI network with this name.
+    /// The CNI network with this name, or several, as in [`NETWORK_ANNOTATION`].
     Named(String),
     /// A netns with only `lo`.
     Nothing,
@@ -155,12 +156,7 @@ fn network(config: &Config, wanted: Option<&str>, ports: &[PortMapping]) -> Resu
     let net = match wanted {
         Some(NONE) => Net::Nothing,
         Some(HOST) => Net::Host,
-        Some(name) => {
-            crate::id::check_network(name)?;
-            let conf = network::load_conf(config, Some(name))?;
-            check_plugins(config, &conf, ports)?;
-            return Ok(Net::Named(conf.name));
-        }
+        Some(names) => return named(config, names, ports),
         None => {
             let conf = network::load_conf(config, None).map_err(|e| {
                 let next = "configure one, or run the pod with `--net none` or `--net host`";
@@ -187,6 +183,27 @@ fn network(config: &Config, wanted: Option<&str>, ports: &[PortMapping]) -> Resu
             ),
         )),
     }
+}
+
+/// One network or several, each `NAME` or `NAME@INTERFACE`; ports are published on the first.
+fn named(config: &Config, names: &str, ports: &[PortMapping]) -> Result<Net> {
+    for (place, one) in names.split(',').enumerate() {
+        let (name, ifname) = one.split_once('@').unzip();
+        let name = name.unwrap_or(one);
+        if place > 0 && name.is_empty() || [NONE, HOST].contains(&name) {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!(
+                    "choose networks {names:?}: give names of networks with ',' between them; {NONE:?} and {HOST:?} stand alone"
+                ),
+            ));
+        }
+        crate::id::check_network(name)?;
+        ifname.map(crate::id::check_interface).transpose()?;
+        let conf = network::load_conf(config, Some(name))?;
+        check_plugins(config, &conf, if place == 0 { ports } else { &[] })?;
+    }
+    Ok(Net::Named(names.to_owned()))
 }
 
 /// Every plugin is there, and one of them can publish ports if that is asked for.
@@ -359,6 +376,38 @@ mod tests {
                 network(&Config::default(), Some(net), &ports).map_err(|e| e.kind()),
                 Err(Kind::Invalid)
             );
+        }
+    }
+
+    #[test]
+    fn each_of_several_networks_is_checked_and_ports_are_the_firsts() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("p"), "").unwrap();
+        fs::set_permissions(dir.path().join("p"), fs::Permissions::from_mode(0o755)).unwrap();
+        let mut config = Config {
+            runtime_root: dir.path().join("run"),
+            ..Config::default()
+        };
+        config.cni.plugin_dirs = vec![dir.path().into()];
+        config.cni.conf_dir = dir.path().into();
+        for name in ["a", "b"] {
+            let capable = json!({"portMappings": name == "a"});
+            let text = json!({"cniVersion": "1.0.0", "name": name, "plugins": [{"type": "p", "capabilities": capable}]});
+            fs::write(
+                dir.path().join(format!("{name}.conflist")),
+                text.to_string(),
+            )
+            .unwrap();
+        }
+        let ports = [parse::port("1:2").unwrap()];
+        for good in ["a", "a,b", "a,b@net1"] {
+            let net = network(&config, Some(good), &ports).unwrap();
+            assert_eq!(net, Net::Named(good.into()));
+        }
+        for bad in [
+            "b,a", "a,,b", "a,host", "none,a", "a,c", "a,b@", "a,b@x/y", "", ",",
+        ] {
+            assert!(network(&config, Some(bad), &ports).is_err(), "{bad}");
         }
     }
 

@@ -134,6 +134,8 @@ fn seen(path: &Path, network: &str) -> Option<Seen> {
     };
     let entry = disk::read(path).ok();
     let entry = entry.and_then(|text| serde_json::from_slice::<Entry>(&text).ok());
+    // What calls itself something else may mean anything by these fields.
+    let entry = entry.filter(|entry| entry.kind == KIND);
     let (container_id, ifname) = match &entry {
         Some(entry) if entry.network_name != network => return None,
         Some(entry) => (entry.container_id.as_str(), entry.if_name.as_str()),

@@ -14,6 +14,8 @@ mod convert;
 mod disk;
 mod facts;
 mod find;
+#[cfg(test)]
+mod fuzz;
 mod gc;
 mod kept;
 mod limit;

@@ -198,16 +198,16 @@ fn judge(command: Command, output: &Output, bound: Duration) -> Result<Value> {
     if !matches!(command, Command::Add | Command::Version) {
         return Ok(Value::Null);
     }
-    if output.stdout.iter().all(u8::is_ascii_whitespace) {
-        return fail(
-            Kind::Other,
-            format!("it exited with 0 after {took:.1} s but printed no result"),
-        );
-    }
     if output.truncated {
         return fail(
             Kind::Other,
             format!("it exited with 0 after {took:.1} s but printed more than {OUTPUT_CAP} bytes"),
+        );
+    }
+    if output.stdout.iter().all(u8::is_ascii_whitespace) {
+        return fail(
+            Kind::Other,
+            format!("it exited with 0 after {took:.1} s but printed no result"),
         );
     }
     match printed {

@@ -9,6 +9,9 @@ use super::facts::{AddResult, Facts};
 use super::version::{self, PREV_RESULT_ON_DEL, VERSIONS};
 use crate::error::{Error, Kind, Result};
 
+/// Most characters of a foreign value that go into an error.
+const SHOWN: usize = 200;
+
 /// Checks a result and brings it to `version`. A result without `cniVersion` is read as one of the version the plugin
 /// was called with, as libcni does.
 pub(super) fn normalise(raw: Value, version: &str) -> Result<AddResult> {
@@ -19,10 +22,13 @@ pub(super) fn normalise(raw: Value, version: &str) -> Result<AddResult> {
     let ips = addresses(&raw)?;
     // Read in the newest form first: an older configuration has no place for all of it.
     let newest = convert(raw.clone(), &stated, "1.1.0")?;
+    let converted = convert(raw, &stated, version)?;
+    // An address of the host's side may have become the only one of its family.
+    addresses(&converted)?;
     Ok(AddResult {
         ips,
         facts: Facts::read(&Value::Object(newest)),
-        raw: Value::Object(convert(raw, &stated, version)?),
+        raw: Value::Object(converted),
         timings: Vec::new(),
     })
 }
@@ -43,7 +49,8 @@ fn stated(raw: &Map<String, Value>, version: &str) -> Result<String> {
         Some(other) => Err(Error::new(
             Kind::Other,
             format!(
-                "the result has cniVersion {other}; versions {} are read here",
+                "the result has cniVersion {}; versions {} are read here",
+                shown(other),
                 VERSIONS.join(", ")
             ),
         )),
@@ -93,8 +100,20 @@ fn address(value: &Value) -> Result<String> {
     }
     Err(Error::new(
         Kind::Other,
-        format!("the result has {value} where an address with prefix length belongs"),
+        format!(
+            "the result has {} where an address with prefix length belongs",
+            shown(value)
+        ),
     ))
+}
+
+/// A foreign value, short and without control characters (JSON escapes some of them only).
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    let shown = text.chars().take(SHOWN);
+    shown
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
 }
 
 #[cfg(test)]

@@ -104,12 +104,11 @@ impl Slot {
 
     /// (namespace, sandbox id), where one of the files tells.
     pub(super) fn owner(&self) -> Option<(String, String)> {
-        let owner = self.read::<Owner>(OWNER);
-        let started = || self.read::<Started>(STARTED);
-        owner
+        let started = || self.read::<Started>(STARTED).ok();
+        self.read_owner()
             .map(|o| (o.namespace, o.sandbox_id))
-            .or_else(|_| started().map(|s| (s.namespace, s.sandbox_id)))
-            .ok()
+            .or_else(|| started().map(|s| (s.namespace, s.sandbox_id)))
+            .filter(|(_, id)| crate::id::check("sandbox id", id).is_ok())
     }
 
     /// Takes away what an earlier ADD left. add-started goes first: cut short, nothing is owed that was not before.
@@ -171,7 +170,7 @@ impl Slot {
 
     /// As others see it.
     pub(super) fn on_record(&self) -> OnRecord {
-        let owner: Option<Owner> = self.read(OWNER).ok();
+        let owner = self.read_owner();
         let started = self.started().ok();
         let attachment = started.as_ref().map(|(_, attachment)| attachment);
         let network = started.as_ref().map(|(conf, _)| conf.name.clone());
@@ -258,7 +257,7 @@ impl Slot {
             Err(e) => e,
         };
         tracing::warn!(record = %self.dir.display(), error = %damage, "network record damaged; looking in libcni's cache");
-        let owner: Option<Owner> = self.read(OWNER).ok();
+        let owner = self.read_owner();
         let container_id = owner.as_ref().map_or(&self.sandbox_id, |o| &o.container_id);
         let network = owner.as_ref().map(|o| o.network.as_str());
         let wanted = |name: &str| network.is_none_or(|n| n == name);
@@ -271,6 +270,7 @@ impl Slot {
         let mut owed: Vec<Owed> = cached
             .into_iter()
             .filter(|c| wanted(&c.conf.name) && c.attachment.ifname == self.ifname)
+            .filter(|c| c.attachment.check().is_ok())
             .map(|c| Owed {
                 conf: c.conf,
                 attachment: c.attachment,
@@ -290,6 +290,7 @@ impl Slot {
                 port_mappings: Vec::new(),
                 capabilities: Map::new(),
             };
+            attachment.check().map_err(|e| e.as_kind(Kind::State))?;
             let confs = find::all(config).into_iter().filter(|c| wanted(&c.name));
             owed.extend(confs.map(|conf| Owed {
                 conf,
@@ -308,6 +309,15 @@ impl Slot {
                 .as_kind(Kind::State));
         }
         Ok(owed)
+    }
+
+    /// Whose record it is, unless the file is damaged: what is in it becomes arguments of plugins and parts of paths.
+    fn read_owner(&self) -> Option<Owner> {
+        let owner: Owner = self.read(OWNER).ok()?;
+        let good = crate::id::check("container id", &owner.container_id).is_ok()
+            && crate::id::check_network(&owner.network).is_ok()
+            && owner.netns.is_absolute();
+        good.then_some(owner)
     }
 
     fn write(&self, name: &str, value: &impl Serialize) -> Result<()> {
