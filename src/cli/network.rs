@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::error::{Kind, Result};
-use crate::network::{self, Asked, NetworkConf, NetworkRecord, OnRecord, Valid};
+use crate::network::{self, Asked, Histogram, NetworkConf, NetworkRecord, OnRecord, Valid};
 use crate::pod::gc;
 
 use super::failure::{Failure, NO_SUCH};
@@ -74,6 +74,8 @@ struct Shown {
     pods: usize,
     /// Pods that are gone and whose DEL is owed.
     owed: Vec<Value>,
+    /// Durations of its chains since the boot, by command.
+    latency: BTreeMap<String, Histogram>,
 }
 
 async fn ls(host: &Host, json: bool) -> Result<u8, Failure> {
@@ -113,6 +115,7 @@ async fn ls(host: &Host, json: bool) -> Result<u8, Failure> {
 async fn look(host: &Host) -> Result<Vec<Shown>> {
     let (here, _) = attachments(host);
     let mut owed = owed_by_network(host);
+    let mut latencies = network::latencies(&host.config);
     let mut shown = Vec::new();
     for (name, _) in network::list_confs(&host.config) {
         // Taken away since it was listed.
@@ -128,6 +131,7 @@ async fn look(host: &Host) -> Result<Vec<Shown>> {
             pods: pods.len(),
             owed: owed.remove(&name).unwrap_or_default(),
             path: Some(conf.path.clone()),
+            latency: latencies.remove(&name).unwrap_or_default(),
             cni_version: conf.cni_version.clone(),
             name: Some(name),
             ..Shown::default()
@@ -226,7 +230,33 @@ fn document(shown: &Shown) -> Value {
         "problems": shown.problems,
         "pods": shown.pods,
         "owed": shown.owed,
+        "latency": latency(&shown.latency),
     })
+}
+
+/// `{"ADD": {"count", "failed", "sum_us", "buckets": [{"le_ms", "count"}]}}`; buckets are cumulative, as in Prometheus, and
+/// the last has no bound.
+fn latency(of: &BTreeMap<String, Histogram>) -> Value {
+    let commands = of.iter().map(|(command, histogram)| {
+        let mut sum = 0;
+        let bounds = network::BOUNDS_MS.iter().map(|b| json!(b));
+        let buckets: Vec<Value> = bounds
+            .chain([Value::Null])
+            .zip(histogram.buckets)
+            .map(|(le, count)| {
+                sum += count;
+                json!({"le_ms": le, "count": sum})
+            })
+            .collect();
+        let document = json!({
+            "count": histogram.count,
+            "failed": histogram.failed,
+            "sum_us": histogram.sum_us,
+            "buckets": buckets,
+        });
+        (command.clone(), document)
+    });
+    Value::Object(commands.collect())
 }
 
 async fn check(host: &Host, target: &str) -> Result<u8, Failure> {

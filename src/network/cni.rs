@@ -9,7 +9,8 @@ use super::plugin::Command;
 use super::retry::Tries;
 use super::slot::{Owed, Slot};
 use super::{
-    AddResult, Attachment, NetworkConf, NetworkRecord, cache, limit, markers, netns, versions,
+    AddResult, Attachment, NetworkConf, NetworkRecord, cache, latency, limit, markers, netns,
+    versions,
 };
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -60,6 +61,8 @@ pub async fn add(
     let end = begun + config.add_timeout();
     let slot = record.slot(&attachment.ifname);
     let tried = add_with_retries(config, &chain, record, &slot, end).await;
+    let took = begun.elapsed();
+    latency::note(config, &conf.name, Command::Add, took, tried.is_err());
     let result = tried.map_err(|e| e.within(what()))?;
     slot.finish(&result)?;
     cache::write(&config.cni.cache_dir, conf, attachment, &result.raw)?;
@@ -179,10 +182,11 @@ async fn del_slot(config: &Config, reaper: &Reaper, slot: &Slot, limit: Duration
         let left = limit.saturating_sub(begun.elapsed());
         let waited = limit::turn(config, &conf.name, Command::Del, left).await;
         let _turn = waited.map_err(|e| e.within(what()))?;
-        chain
-            .del(previous.as_ref(), begun, limit)
-            .await
-            .map_err(|e| e.within(what()))?;
+        let started = Instant::now();
+        let deleted = chain.del(previous.as_ref(), begun, limit).await;
+        let took = started.elapsed();
+        latency::note(config, &conf.name, Command::Del, took, deleted.is_err());
+        deleted.map_err(|e| e.within(what()))?;
     }
     if let Err(error) = slot.set_stopped() {
         // A full disk has no room for the marker, but what says that a DEL is owed can be taken away.

@@ -307,6 +307,7 @@ fn files(all: &mut Vec<String>) {
             // Kept for the boot on purpose: what was learnt of the daemon's and the plugins' versions, and the networks;
             // the file that turns on a network are counted with.
             let kept = [
+                ".cni-latency",
                 ".daemon-versions",
                 ".plugin-versions",
                 ".network-configs",

@@ -1,0 +1,170 @@
+//! How long ADD and DEL chains take: a histogram for each network, kept for the boot in `<runtime_root>/.cni-latency` and
+//! fed by all supervisors.
+//!
+//! Must never hold a pod up or fail it: a sample that cannot be added at once is lost, and a damaged file begins anew.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
+
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+use super::disk;
+use super::plugin::Command;
+use crate::config::Config;
+
+const FILE: &str = ".cni-latency";
+
+/// Largest file that is believed, bytes; some hundreds for each network.
+const SIZE_MAX: u64 = 1 << 20;
+
+/// Tries to get the file for oneself; whoever has it writes a kilobyte and lets go.
+const TRIES: u32 = 5;
+
+/// Upper bounds of the buckets, milliseconds; a last one takes the rest. From a fast chain to the default bound of ADD.
+pub const BOUNDS_MS: [u64; 13] = [
+    10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000,
+];
+
+/// Chains of one network and one command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Histogram {
+    /// Chains that came to an end, however.
+    pub count: u64,
+    /// Those among them that failed.
+    pub failed: u64,
+    /// Their durations together, microseconds.
+    pub sum_us: u64,
+    /// Chains in each bucket of [`BOUNDS_MS`], not cumulative; the last is for longer ones.
+    pub buckets: [u64; BOUNDS_MS.len() + 1],
+}
+
+impl Histogram {
+    fn add(&mut self, took: Duration, failed: bool) {
+        let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        let bucket = BOUNDS_MS.partition_point(|bound| *bound < ms);
+        self.count += 1;
+        self.failed += u64::from(failed);
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.sum_us = self.sum_us.saturating_add(us);
+        self.buckets[bucket] += 1;
+    }
+}
+
+/// By network, then by command ("ADD", "DEL").
+pub type Latencies = BTreeMap<String, BTreeMap<String, Histogram>>;
+
+/// What there is since the boot; nothing where there is no file, or none that can be believed.
+pub fn latencies(config: &Config) -> Latencies {
+    let text = disk::read(&config.runtime_root.join(FILE));
+    text.ok()
+        .and_then(|text| serde_json::from_slice(&text).ok())
+        .unwrap_or_default()
+}
+
+/// Adds one chain.
+pub(super) fn note(config: &Config, network: &str, command: Command, took: Duration, failed: bool) {
+    if disk::private_dir(&config.runtime_root).is_err() {
+        return;
+    }
+    if let Err(error) = add(config, network, command, took, failed) {
+        tracing::debug!(%error, network, "a duration is left out of the histogram");
+    }
+}
+
+fn add(
+    config: &Config,
+    network: &str,
+    command: Command,
+    took: Duration,
+    failed: bool,
+) -> std::io::Result<()> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(config.runtime_root.join(FILE))?;
+    let mut file = lock(file)?;
+    let mut text = Vec::new();
+    (&mut *file).take(SIZE_MAX).read_to_end(&mut text)?;
+    let mut all: Latencies = serde_json::from_slice(&text).unwrap_or_default();
+    all.entry(network.to_owned())
+        .or_default()
+        .entry(command.as_str().to_owned())
+        .or_default()
+        .add(took, failed);
+    let text = serde_json::to_vec(&all).map_err(std::io::Error::other)?;
+    file.seek(SeekFrom::Start(0))?;
+    file.write_all(&text)?;
+    file.set_len(text.len() as u64)
+}
+
+fn lock(mut file: File) -> std::io::Result<Flock<File>> {
+    let mut tries = 1;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(locked) => return Ok(locked),
+            Err((back, errno)) if tries < TRIES && errno == nix::errno::Errno::EWOULDBLOCK => {
+                file = back;
+                tries += 1;
+                std::thread::yield_now();
+            }
+            Err((_, errno)) => return Err(errno.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(dir: &std::path::Path) -> Config {
+        Config {
+            runtime_root: dir.to_owned(),
+            ..Config::default()
+        }
+    }
+
+    #[test]
+    fn samples_land_in_their_buckets_and_failures_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path());
+        for (ms, failed) in [(10, false), (11, false), (400_000, true)] {
+            note(
+                &config,
+                "net",
+                Command::Add,
+                Duration::from_millis(ms),
+                failed,
+            );
+        }
+        note(
+            &config,
+            "net",
+            Command::Del,
+            Duration::from_millis(1),
+            false,
+        );
+        let all = latencies(&config);
+        let add = &all["net"]["ADD"];
+        assert_eq!((add.count, add.failed, add.sum_us), (3, 1, 400_021_000));
+        assert_eq!((add.buckets[0], add.buckets[1], add.buckets[13]), (1, 1, 1));
+        assert_eq!(all["net"]["DEL"].count, 1);
+    }
+
+    #[test]
+    fn a_damaged_file_begins_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path());
+        std::fs::write(dir.path().join(FILE), "{\"net\": {\"ADD\"").unwrap();
+        assert!(latencies(&config).is_empty());
+        note(&config, "net", Command::Add, Duration::ZERO, false);
+        assert_eq!(latencies(&config)["net"]["ADD"].count, 1);
+    }
+}
