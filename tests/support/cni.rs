@@ -20,6 +20,13 @@ pub fn real_plugins() -> Option<PathBuf> {
     })
 }
 
+/// The reference plugins there are, by name and directory: the system's, and those of `scripts/setup --peers`.
+pub fn plugin_sets() -> Vec<(&'static str, PathBuf)> {
+    let system = real_plugins().map(|dir| ("system", dir));
+    let newer = super::require::cni_peer("cni-1.9").map(|dir| ("cni-1.9", dir));
+    system.into_iter().chain(newer).collect()
+}
+
 /// A bridge network with host-local addresses from `subnet` (`10.87.1.0/24`) behind masquerading.
 pub fn bridge(name: &str, bridge: &str, subnet: &str) -> Network {
     let plugin = json!({

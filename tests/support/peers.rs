@@ -44,7 +44,7 @@ impl Peer {
 }
 
 /// `peers` in the target directory this test was built in.
-fn peers_dir() -> PathBuf {
+pub fn peers_dir() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default();
     let beside = own
         .ancestors()

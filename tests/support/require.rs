@@ -29,6 +29,13 @@ pub fn peer(name: &str) -> Option<Peer> {
     peer
 }
 
+/// The unpacked CNI plugins of this name (`cni-1.9`).
+pub fn cni_peer(name: &str) -> Option<PathBuf> {
+    let dir = super::peers::peers_dir().join(name).join("bin");
+    let found = dir.join("bridge").is_file();
+    (found || missing(&format!("{name}: run scripts/setup --peers"))).then_some(dir)
+}
+
 /// An emulated machine: qemu and a kernel for it.
 pub fn lab() -> bool {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/lab");
