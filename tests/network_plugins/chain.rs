@@ -46,9 +46,9 @@ fn bandwidth_is_limited_in_both_directions_while_the_pod_lives() {
 /// Queueing disciplines and classes of the host's links.
 fn queues() -> String {
     let mut all = tool("tc", &["qdisc", "show"]);
-    for link in fs::read_dir("/sys/class/net").unwrap() {
-        let name = link.unwrap().file_name();
-        all += &tool("tc", &["class", "show", "dev", name.to_str().unwrap()]);
+    for line in tool("ip", &["-o", "link"]).lines() {
+        let name = line.split(": ").nth(1).unwrap().split('@').next().unwrap();
+        all += &tool("tc", &["class", "show", "dev", name]);
     }
     all
 }

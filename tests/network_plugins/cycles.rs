@@ -164,7 +164,7 @@ impl Moments {
 /// FL-042: five addresses for pods, and things are killed while pods are made and removed.
 fn kills(cycles: u64) {
     let plugins = cni::real_plugins().unwrap();
-    configure(&plugins, "keeper_time = 5.0");
+    configure(&plugins);
     tool("ip", &["link", "add", "pvt0", "type", "bridge"]);
     // Without masquerading: the bridge plugin forgets its rules when it is killed half way.
     let ipam = host_local(&["10.87.1.0/29"]);
@@ -173,12 +173,13 @@ fn kills(cycles: u64) {
     let rootfs = rootfs::make();
     let before = Snapshot::take();
     let mut moments = Moments(0x0bad_5eed);
+    let mut up = 0;
     for cycle in 0..cycles {
         let kind = [Victim::Supervisor, Victim::Infra, Victim::Plugin][moments.next(3) as usize];
         let pause = Duration::from_millis(moments.next(300));
         let what = format!("cycle {cycle}, {kind:?} after {pause:?}");
         if moments.next(3) == 0 {
-            by_daemon(&format!("d{cycle}"), kind, &plugins, pause);
+            up += u64::from(by_daemon(&format!("d{cycle}"), kind, &plugins, pause));
         } else {
             let again = Duration::from_millis(moments.next(150));
             by_command(
@@ -193,14 +194,24 @@ fn kills(cycles: u64) {
             leases("pods").is_empty().then_some(())
         });
     }
+    // Neither all nor none: then the moments would be no test.
+    println!("{up} of {cycles} pods came up");
+    assert!(up > 0 && up < cycles, "{up} of {cycles} pods came up");
     eventually(BOUND, "the end of all supervisors", || {
         shims().is_empty().then_some(())
     });
     before.assert_unchanged();
 }
 
-/// Struck while it is made, struck while it is removed, removed.
-fn by_command(name: &str, rootfs: &Rootfs, kind: Victim, plugins: &Path, pauses: [Duration; 2]) {
+/// Struck while it is made, struck while it is removed, removed. Whether it came up.
+fn by_command(
+    name: &str,
+    rootfs: &Rootfs,
+    kind: Victim,
+    plugins: &Path,
+    pauses: [Duration; 2],
+) -> bool {
+    let mut up = None;
     let run = ["run", "-d", "--name", name, "--rootfs", rootfs.str()];
     let sleep = ["--", "/bin/sleep", "600"];
     let remove = ["rm", "-f", name];
@@ -214,19 +225,21 @@ fn by_command(name: &str, rootfs: &Rootfs, kind: Victim, plugins: &Path, pauses:
             .spawn()
             .unwrap();
         strike(kind, plugins, pause);
-        eventually(BOUND, &format!("the end of {line:?}"), || {
+        let status = eventually(BOUND, &format!("the end of {line:?}"), || {
             child.try_wait().unwrap()
         });
+        up.get_or_insert(status.success());
     }
     podvisor(&remove);
+    up == Some(true)
 }
 
-/// As a daemon does it: `start`, the two calls, struck, and `delete` when the supervisor is gone.
-fn by_daemon(id: &str, kind: Victim, plugins: &Path, pause: Duration) {
+/// As a daemon does it: `start`, the two calls, struck, and `delete` when the supervisor is gone. Whether it came up.
+fn by_daemon(id: &str, kind: Victim, plugins: &Path, pause: Duration) -> bool {
     let bundle = Bundle::new(id);
     let pod = kit::Pod::of(bundle);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
+    let up = std::thread::scope(|scope| {
+        let making = scope.spawn(|| {
             kit::on(async {
                 let client = pod.connect().await;
                 let mut config = kit::config(id);
@@ -235,18 +248,19 @@ fn by_daemon(id: &str, kind: Victim, plugins: &Path, pause: Duration) {
                     .insert("io.podvisor.network".into(), "pods".into());
                 let request = pod.request(Some(&config));
                 // Whatever comes of it.
-                if kit::create(&client, &request).await.is_ok() {
-                    let _ = kit::start(&client, id).await;
-                }
-            });
+                kit::create(&client, &request).await.is_ok()
+                    && kit::start(&client, id).await.is_ok()
+            })
         });
         strike(kind, plugins, pause);
+        making.join().unwrap()
     });
     let _ = kill(Pid::from_raw(pod.pid), Signal::SIGKILL);
     eventually(BOUND, "the end of the supervisor", || {
         (!shims().contains(&pod.pid)).then_some(())
     });
     pod.bundle.delete();
+    up
 }
 
 #[test]

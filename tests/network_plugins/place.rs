@@ -18,7 +18,6 @@ pub const BOTH: &str = "1.0.0";
 /// One generation of the plugins.
 pub struct Set {
     pub name: &'static str,
-    pub dir: PathBuf,
 }
 
 impl Set {
@@ -35,18 +34,18 @@ pub fn each_set(name: &str, prepare: impl Fn(), body: impl Fn(&Set)) {
         prepare();
         for (name, dir) in cni::plugin_sets() {
             println!("plugins: {name}");
-            configure(&dir, "");
+            configure(&dir);
             fs::remove_dir_all("/var/lib/cni/networks").ok();
             let before = Snapshot::take();
-            body(&Set { name, dir });
+            body(&Set { name });
             before.assert_unchanged();
         }
     });
 }
 
-/// Settings of every podvisor from now on: where plugins are, and more of the table `cni`.
-pub fn configure(plugins: &Path, more: &str) {
-    let text = format!("[cni]\nplugin_dirs = [{plugins:?}]\n{more}\n");
+/// Settings of every podvisor from now on: where plugins are.
+pub fn configure(plugins: &Path) {
+    let text = format!("[cni]\nplugin_dirs = [{plugins:?}]\n");
     fs::write("/etc/podvisor/config.toml", text).unwrap();
 }
 
