@@ -175,6 +175,7 @@ fn kills(cycles: u64) {
     let mut moments = Moments(0x0bad_5eed);
     let mut up = 0;
     for cycle in 0..cycles {
+        let begun = std::time::Instant::now();
         let kind = [Victim::Supervisor, Victim::Infra, Victim::Plugin][moments.next(3) as usize];
         let pause = Duration::from_millis(moments.next(300));
         let what = format!("cycle {cycle}, {kind:?} after {pause:?}");
@@ -193,6 +194,7 @@ fn kills(cycles: u64) {
         eventually(BOUND, &format!("{what}: no lease is left"), || {
             leases("pods").is_empty().then_some(())
         });
+        println!("{what}: up so far {up}, {:?}", begun.elapsed());
     }
     // Neither all nor none: then the moments would be no test.
     println!("{up} of {cycles} pods came up");
