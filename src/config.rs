@@ -53,6 +53,8 @@ pub struct Cni {
     pub add_timeout: f64,
     /// Bound of one DEL chain, seconds.
     pub del_timeout: f64,
+    /// Most chains of one network that run at a time on this machine, for ADD and for DEL each.
+    pub parallel: u8,
 }
 
 /// The `[parking]` table.
@@ -93,6 +95,7 @@ impl Default for Cni {
             cache_dir: "/var/lib/cni".into(),
             add_timeout: 300.0,
             del_timeout: 60.0,
+            parallel: 16,
         }
     }
 }
@@ -140,6 +143,15 @@ impl Config {
                 ));
             }
         }
+        if !(1..=200).contains(&config.cni.parallel) {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!(
+                    "check cni.parallel = {}: give a number between 1 and 200",
+                    config.cni.parallel
+                ),
+            ));
+        }
         if !config.cgroup_parent.starts_with('/') || config.cgroup_parent.contains("..") {
             return Err(Error::new(
                 Kind::Invalid,
@@ -183,6 +195,7 @@ mod tests {
             "runtim = \"runc\"",
             "idle_timeout = -1.0",
             "[cni]\nadd_timeout = 0.0",
+            "[cni]\nparallel = 0",
             "cgroup_parent = \"x\"",
             "[cni",
         ] {

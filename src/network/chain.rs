@@ -17,8 +17,8 @@ use crate::process::Reaper;
 pub(super) struct Chain<'a> {
     config: &'a Config,
     reaper: &'a Reaper,
-    conf: &'a NetworkConf,
-    attachment: &'a Attachment,
+    pub(super) conf: &'a NetworkConf,
+    pub(super) attachment: &'a Attachment,
     /// Executable of each plugin of `conf`.
     programs: Vec<PathBuf>,
 }
@@ -53,8 +53,7 @@ impl<'a> Chain<'a> {
         &self.programs
     }
 
-    pub(super) async fn add(&self, bound: Duration) -> Result<AddResult, Failed> {
-        let end = Instant::now() + bound;
+    pub(super) async fn add(&self, end: Instant, bound: Duration) -> Result<AddResult, Failed> {
         let mut last: Option<AddResult> = None;
         let mut timings = Vec::new();
         for (plugin, program) in self.conf.plugins.iter().zip(&self.programs) {

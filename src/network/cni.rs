@@ -5,8 +5,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::chain::{Chain, Failed};
+use super::plugin::Command;
+use super::retry::Tries;
 use super::slot::{Owed, Slot};
-use super::{AddResult, Attachment, NetworkConf, NetworkRecord, cache, markers, netns, versions};
+use super::{
+    AddResult, Attachment, NetworkConf, NetworkRecord, cache, limit, markers, netns, versions,
+};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::process::Reaper;
@@ -47,29 +51,57 @@ pub async fn add(
     versions::require(config, reaper, conf, chain.programs())
         .await
         .map_err(|e| e.within(what()))?;
+    // Before the record: while it waits nothing is owed. The bound runs from the first plugin.
+    let waited = limit::turn(config, &conf.name, Command::Add, config.add_timeout()).await;
+    let _turn = waited.map_err(|e| e.within(what()))?;
     let _locked = record.reserve()?;
     let _held_off = markers::lock_all(config, false, config.add_timeout()).await?;
-    record.begin(conf, attachment)?;
-    let slot = record.slot(&attachment.ifname);
-    netns::raise_loopback(&attachment.netns).map_err(|e| e.within(what()))?;
     let begun = Instant::now();
-    let result = match chain.add(config.add_timeout()).await {
-        Ok(result) => result,
-        Err(Failed { error, previous }) => {
-            if let Some(previous) = previous {
-                // Best effort: DEL works without it, only less well.
-                let kept = slot.keep_partial(&previous);
-                kept.unwrap_or_else(
-                    |e| tracing::warn!(error = %e, "result of an unfinished chain not kept"),
-                );
-            }
-            return Err(error.within(what()));
-        }
-    };
+    let end = begun + config.add_timeout();
+    let slot = record.slot(&attachment.ifname);
+    let tried = add_with_retries(config, &chain, record, &slot, end).await;
+    let result = tried.map_err(|e| e.within(what()))?;
     slot.finish(&result)?;
     cache::write(&config.cni.cache_dir, conf, attachment, &result.raw)?;
     tracing::info!(step = "cni-add", network = conf.name, ifname = attachment.ifname, took = ?begun.elapsed(), ips = ?result.ips, "network added");
     Ok(result)
+}
+
+/// ADD of the chain until `end`, again after a failure that will pass: see [`super::retry`]. DEL comes before each further
+/// ADD, and the record is told of all of them.
+async fn add_with_retries(
+    config: &Config,
+    chain: &Chain<'_>,
+    record: &NetworkRecord,
+    slot: &Slot,
+    end: Instant,
+) -> Result<AddResult> {
+    let mut tries = Tries::new();
+    loop {
+        record.begin(chain.conf, chain.attachment)?;
+        netns::raise_loopback(&chain.attachment.netns)?;
+        let Failed { error, previous } = match chain.add(end, config.add_timeout()).await {
+            Ok(result) => return Ok(result),
+            Err(failed) => failed,
+        };
+        if let Some(previous) = &previous {
+            // Best effort: DEL works without it, only less well.
+            let kept = slot.keep_partial(previous);
+            kept.unwrap_or_else(
+                |e| tracing::warn!(error = %e, "result of an unfinished chain not kept"),
+            );
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        let (pause, error) = tries.after(error, left)?;
+        tracing::warn!(network = chain.conf.name, %error, ?pause, "this may pass: DEL, and ADD again");
+        let bound = left.min(config.del_timeout());
+        if let Err(undo) = chain.del(previous.as_ref(), Instant::now(), bound).await {
+            tracing::warn!(error = %undo, "no further ADD: its DEL failed and is owed");
+            return Err(error);
+        }
+        slot.set_stopped()?;
+        tokio::time::sleep(pause).await;
+    }
 }
 
 /// DEL of every attachment on record, the last one first: reverse order, prevResult where known, the configuration and
@@ -140,6 +172,9 @@ async fn del_slot(config: &Config, reaper: &Reaper, slot: &Slot, limit: Duration
             )
         };
         let chain = Chain::new(config, reaper, conf, attachment).map_err(|e| e.within(what()))?;
+        let left = limit.saturating_sub(begun.elapsed());
+        let waited = limit::turn(config, &conf.name, Command::Del, left).await;
+        let _turn = waited.map_err(|e| e.within(what()))?;
         chain
             .del(previous.as_ref(), begun, limit)
             .await

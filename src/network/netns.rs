@@ -18,7 +18,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::statfs::statfs;
 
-use super::{disk, markers};
+use super::{disk, markers, userns};
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
 use crate::sys;
@@ -39,52 +39,90 @@ pub fn path(config: &Config, namespace: &str, sandbox_id: &str) -> PathBuf {
 
 /// Makes a netns on a thread of its own, `lo` up, and pins it at `path`. The intent must be on record before.
 ///
-/// An existing good pin is an error (Exists); a plain file left there by a crash is replaced.
+/// An existing good pin is an error (Exists); anything else that was left there is replaced. In a user namespace of the
+/// pod's own: [`super::userns::make`].
 pub fn make(path: &Path) -> Result<()> {
     let what = || format!("make netns {}", path.display());
-    if is_pinned(path) {
-        return Err(Error::new(
-            Kind::Exists,
-            format!("{}: one is pinned there already", what()),
-        ));
-    }
-    if let Some(dir) = path.parent() {
-        disk::private_dir(dir).context(what)?;
-    }
-    // What a crash between making the file and mounting on it left.
-    disk::remove_file(path).context(what)?;
+    prepare(path).map_err(|e| e.within(what()))?;
     sys::netns::new_netns_pinned(path)?;
-    if let Err(error) = link(path) {
-        // A comfort for people; the pod does not need it.
-        tracing::warn!(%error, "netns not shown to ip netns");
-    }
+    show(path);
     Ok(())
 }
 
-/// Unmounts (detach, repeated while mounts are stacked), unlinks pin and link; absent = done.
+/// Makes room for a pin at `path` and its user namespace's beside it.
+pub(super) fn prepare(path: &Path) -> Result<()> {
+    if is_pinned(path) {
+        return Err(Error::new(Kind::Exists, "one is pinned there already"));
+    }
+    if let Some(dir) = path.parent() {
+        disk::private_dir(dir)?;
+    }
+    // What a crash between making the file and mounting on it left, or somebody else put there.
+    clear(path)?;
+    clear(&userns::user_path(path))
+}
+
+/// Shows a pin to `ip netns`: a comfort for people, which the pod does not need.
+pub(super) fn show(path: &Path) {
+    if let Err(error) = link(path) {
+        tracing::warn!(%error, "netns not shown to ip netns");
+    }
+}
+
+/// Unmounts (detach, repeated while mounts are stacked), unlinks pin and link, and the pin of the user namespace where
+/// there is one; absent = done. So is a path that is something else by now: what is not a netns is gone.
 pub fn unpin(path: &Path) -> Result<()> {
     let what = || format!("unpin netns {}", path.display());
-    unlink(path)?;
+    if let Err(error) = unlink(path) {
+        // On a read-only /run/netns it was never made, or cannot go; it points at nothing then.
+        tracing::warn!(%error, "link to the netns left behind");
+    }
+    clear(path).map_err(|e| e.within(what()))?;
+    clear(&userns::user_path(path)).map_err(|e| e.within(what()))
+}
+
+/// True when there is a network namespace at `path` (an nsfs mount, or a link into /proc). A plain file, a directory, or
+/// a namespace of another kind is none.
+pub fn is_pinned(path: &Path) -> bool {
+    // Looked at before it is opened: opening what else may be there (a fifo, a device) can block or do something.
+    statfs(path).is_ok_and(|s| s.filesystem_type().0 == libc::NSFS_MAGIC)
+        && sys::netns::is_netns(path)
+}
+
+/// Takes everything at `path` away: mounts, then the file. A directory goes if it is empty, else it is left to whoever
+/// filled it.
+fn clear(path: &Path) -> Result<()> {
     for _ in 0..MAX_STACKED {
         match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
             Ok(()) => {}
             // Not a mount point (any more), or not there.
-            Err(Errno::EINVAL | Errno::ENOENT) => return disk::remove_file(path).context(what),
-            Err(e) => return Err(Error::sys(what(), e)),
+            Err(Errno::EINVAL | Errno::ENOENT) => return remove(path),
+            Err(e) => return Err(Error::sys(format!("unmount {}", path.display()), e)),
         }
     }
     Err(Error::new(
         Kind::Busy,
         format!(
-            "{}: something mounts there faster than it is unmounted; retry",
-            what()
+            "unmount {}: something mounts there faster than it is unmounted; retry",
+            path.display()
         ),
     ))
 }
 
-/// True when there is a namespace at `path` (an nsfs mount, or a link into /proc); a plain file is none.
-pub fn is_pinned(path: &Path) -> bool {
-    statfs(path).is_ok_and(|s| s.filesystem_type().0 == libc::NSFS_MAGIC)
+fn remove(path: &Path) -> Result<()> {
+    if !fs::symlink_metadata(path).is_ok_and(|m| m.is_dir()) {
+        return disk::remove_file(path);
+    }
+    match fs::remove_dir(path) {
+        Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => {
+            tracing::warn!(path = %path.display(), "a directory with files in the place of a netns: left there");
+            Ok(())
+        }
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io(format!("remove {}", path.display()), e))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Brings `lo` up in the netns at `path`; up already = done.
@@ -141,6 +179,23 @@ mod tests {
         unpin(&path).unwrap();
         assert!(!path.exists());
         assert!(is_pinned(Path::new("/proc/self/ns/net")));
+    }
+
+    #[test]
+    fn what_is_no_netns_is_gone_whatever_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0123");
+        fs::create_dir(&path).unwrap();
+        assert!(!is_pinned(&path) && !is_pinned(Path::new("/proc/self/ns/mnt")));
+        unpin(&path).unwrap();
+        assert!(!path.exists());
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("theirs"), "").unwrap();
+        unpin(&path).unwrap();
+        assert!(path.join("theirs").exists());
+        let fifo = dir.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        assert!(!is_pinned(&fifo));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! One CNI plugin, run once: found, given CNI's environment and nothing else, bounded, and its end put into words.
 //!
 //! Promise: every failure names the plugin, the command, how it ended (code or signal), the time it took and the end of
-//! its stderr. Must never report "not found" as an error's kind: an undo would take that for done.
+//! its stderr; nothing that a plugin started outlives it, unless it ended well. Must never report "not found" as an
+//! error's kind: an undo would take that for done.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::Attachment;
+use super::{Attachment, retry};
 use crate::error::{Error, Kind, Result};
 use crate::process::{Helper, Output, Reaper};
 
@@ -36,7 +37,7 @@ pub(super) enum Command {
 }
 
 impl Command {
-    fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Add => "ADD",
             Self::Del => "DEL",
@@ -92,6 +93,7 @@ pub(super) async fn run(reaper: &Reaper, call: Call<'_>) -> Result<Value> {
     helper.cwd = Some("/".into());
     helper.stdin = call.conf;
     helper.output_cap = OUTPUT_CAP;
+    helper.guard = true;
     let output = helper
         .run(reaper)
         .await
@@ -174,13 +176,18 @@ fn judge(command: Command, output: &Output, bound: Duration) -> Result<Value> {
     let printed: Result<Value, _> = serde_json::from_slice(&output.stdout);
     if output.exit.code != 0 {
         let code = output.exit.code;
-        return match printed.as_ref().ok().and_then(described) {
-            Some(text) => fail(
-                Kind::Other,
-                format!("{text} (exit code {code} after {took:.1} s)"),
-            ),
+        let object = printed.as_ref().ok();
+        let said = object.and_then(described);
+        let words = said.as_ref().map_or(&stderr, |text| text);
+        // Only within `cni::add`, which repeats it or turns it into an ordinary failure.
+        let kind = match command == Command::Add && retry::is_passing(object, words) {
+            true => Kind::Busy,
+            false => Kind::Other,
+        };
+        return match said {
+            Some(text) => fail(kind, format!("{text} (exit code {code} after {took:.1} s)")),
             None => fail(
-                Kind::Other,
+                kind,
                 format!(
                     "it exited with {code} after {took:.1} s and gave no error in JSON; stdout: {:?}",
                     shown(&output.stdout, false)

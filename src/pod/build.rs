@@ -17,7 +17,8 @@ use super::teardown::{self, Scope};
 use super::{Phase, Pod, now_nanos, patience};
 use crate::cgroup::{Group, Layout};
 use crate::error::{Error, Kind, Result};
-use crate::infra::{self, InfraSpec, Namespace, PodFiles};
+use crate::infra::{self, IdMapping, InfraSpec, Namespace, PodFiles};
+use crate::network::userns::{self, IdRange};
 use crate::network::{self, Attachment, NetworkConf, netns};
 use crate::process::Child;
 use crate::undo::Report;
@@ -115,7 +116,7 @@ impl Pod {
                     r.reason = Some(error.to_string());
                 });
                 tracing::warn!(pod = %self.shared.options.group, %error, "creation failed; rolling back");
-                outcome.send_replace(Some(Outcome::Failed(error.kind(), error.to_string())));
+                outcome.send_replace(Some(Outcome::Failed(told_as(&error), error.to_string())));
                 tokio::select! {
                     () = self.roll_back() => {}
                     // A stop has limits of its own and begins where this was dropped; a DEL killed half-way is sent again.
@@ -228,13 +229,19 @@ impl Pod {
                 journal.update(|r| r.network.netns = Some(path.clone()))?;
             }
             NetworkPlan::Loopback => {
-                let path = self.make_netns()?;
+                let path = self.make_netns(plan)?;
                 journal.end_stage(None);
                 spec.network = Namespace::Path(path);
             }
             NetworkPlan::Ours(wanted) => {
                 spec.network = Namespace::Path(self.make_network(plan, wanted).await?)
             }
+        }
+        if let (true, Namespace::Path(path)) = (owns_user(plan), &spec.network) {
+            // Made with the netns, which it owns.
+            spec.user = Namespace::Path(userns::user_path(path));
+            spec.uid_mappings.clear();
+            spec.gid_mappings.clear();
         }
         let child = self.make_infra(spec).await?;
         journal.begin_stage("ready", false)?;
@@ -255,7 +262,7 @@ impl Pod {
             network::del(config, reaper, &record, config.del_timeout()).await?;
             journal.end_stage(None);
         }
-        let path = self.make_netns()?;
+        let path = self.make_netns(plan)?;
         journal.end_stage(None);
         journal.begin_stage("cni-add", false)?;
         journal.update(|r| {
@@ -285,7 +292,7 @@ impl Pod {
         Ok(path)
     }
 
-    fn make_netns(&self) -> Result<PathBuf> {
+    fn make_netns(&self, plan: &Plan) -> Result<PathBuf> {
         let o = &self.shared.options;
         let path = netns::path(&o.config, &o.namespace, &o.group);
         let journal = &self.shared.journal;
@@ -294,7 +301,20 @@ impl Pod {
             r.network.netns = Some(path.clone());
             r.effects.netns = Effect::Intent;
         })?;
-        netns::make(&path)?;
+        if owns_user(plan) {
+            let ranges = |maps: &[IdMapping]| -> Vec<IdRange> {
+                let range = |m: &IdMapping| IdRange {
+                    inside: m.container_id,
+                    outside: m.host_id,
+                    size: m.size,
+                };
+                maps.iter().map(range).collect()
+            };
+            let (uids, gids) = (&plan.infra.uid_mappings, &plan.infra.gid_mappings);
+            userns::make(&self.shared.reaper, &path, &ranges(uids), &ranges(gids))?;
+        } else {
+            netns::make(&path)?;
+        }
         journal.update(|r| r.effects.netns = Effect::Done)?;
         Ok(path)
     }
@@ -473,6 +493,20 @@ impl Pod {
             self.clean_up_after_infra().await;
         }
     }
+}
+
+/// What a caller is told a failed creation's kind is. A bound of ours that passed is no deadline of the caller's: told as
+/// one it would mean that the work goes on.
+fn told_as(error: &Error) -> Kind {
+    match error.kind() {
+        Kind::Deadline => Kind::Other,
+        kind => kind,
+    }
+}
+
+/// A new user namespace of the pod's, and a netns of ours that it has to own.
+fn owns_user(plan: &Plan) -> bool {
+    plan.owns_network() && plan.infra.user == Namespace::New
 }
 
 struct CgroupPaths {

@@ -1,7 +1,8 @@
 //! A short-lived helper program (an OCI runtime's verb, a CNI plugin), bounded in time and output.
 //!
 //! Promises: its output is drained while it runs (a full pipe never stops it), nothing of its process group is left
-//! when `run` returns (unless asked to spare it) or is dropped, a pipe held by something that left the group holds nobody up.
+//! when `run` returns (unless asked to spare it) or is dropped, a pipe held by something that left the group holds nobody
+//! up; under a guard nothing that it started at all is left, unless it ended well.
 
 use std::ffi::OsString;
 use std::io;
@@ -20,6 +21,7 @@ use super::child::{Child, Exit};
 use super::identity::Identity;
 use super::reaper::Reaper;
 use crate::error::{Context, Result};
+use crate::sys::guard;
 use crate::sys::process::Status;
 
 /// How long output is still read after the program ended, when something it left behind holds the pipe.
@@ -55,6 +57,10 @@ pub struct Helper {
     /// process there (runc, and crun's create, start a session for theirs). At the bound, or when `run` is dropped, the
     /// group is killed all the same.
     pub spare_group: bool,
+    /// Nothing that it started is left unless it exits with 0, also not what left its group or session (see
+    /// [`crate::sys::guard`]); after an exit with 0 nothing is killed. With this, `die_with_parent` and `spare_group`
+    /// mean nothing: all of it dies with us, and the identity that `run_with` tells is the guard's.
+    pub guard: bool,
 }
 
 /// What a helper left.
@@ -75,8 +81,8 @@ pub struct Output {
 }
 
 impl Helper {
-    /// Defaults: no arguments, empty env, no stdin, cap 1 MiB, limit as given, die_with_parent true, spare_group
-    /// false.
+    /// Defaults: no arguments, empty env, no stdin, cap 1 MiB, limit as given, die_with_parent true, spare_group and
+    /// guard false.
     pub fn new(program: impl Into<PathBuf>, limit: Duration) -> Self {
         Self {
             program: program.into(),
@@ -89,6 +95,7 @@ impl Helper {
             output_cap: DEFAULT_CAP,
             die_with_parent: true,
             spare_group: false,
+            guard: false,
         }
     }
 
@@ -105,12 +112,13 @@ impl Helper {
         let begun = Instant::now();
         let end = begun + self.limit;
         let shown = self.program.display().to_string();
-        let (cap, spare) = (self.output_cap, self.spare_group);
+        let (cap, spare, guarded) = (self.output_cap, self.spare_group, self.guard);
         let (child, mut ends) = self.spawn(reaper)?;
         started(child.identity);
         let group = Group {
             child,
             shown,
+            guarded,
             live: true,
         };
 
@@ -144,6 +152,7 @@ impl Helper {
             let (exit, timed_out) = seen.unwrap_or_else(|| (Exit::now(Status::Code(255)), false));
             (exit, timed_out, out, err)
         };
+        let spare = if guarded { exit.code == 0 } else { spare };
         group.finish(spare && !timed_out);
         Ok(Output {
             exit,
@@ -174,6 +183,9 @@ impl Helper {
                 .context(|| format!("open pipes for {shown}"))?,
         };
         command.stdin(stdin).stdout(stdout).stderr(stderr);
+        if self.guard {
+            return Ok((reaper.spawn_guarded(command)?, ends));
+        }
         // The command goes with the call, and our copies of the child's ends with it: or EOF would never come.
         Ok((reaper.spawn_as(command, self.die_with_parent)?, ends))
     }
@@ -251,6 +263,7 @@ impl Capture {
 struct Group {
     child: Child,
     shown: String,
+    guarded: bool,
     live: bool,
 }
 
@@ -274,7 +287,19 @@ impl Group {
     }
 
     fn kill(&self) {
-        if let Err(error) = self.child.signal_group(libc::SIGKILL) {
+        // The guard first: a group that is empty already is no reason to forget what left it.
+        let told = match self.guarded {
+            true => self.child.signal(libc::SIGTERM),
+            false => Ok(true),
+        };
+        if self.guarded && !guard::group_is_shared() {
+            if let Err(error) = told {
+                warn!(program = %self.shown, %error, "tell a helper's guard");
+            }
+            return;
+        }
+        let killed = self.child.signal_group(libc::SIGKILL);
+        if let Err(error) = told.and(killed) {
             warn!(program = %self.shown, %error, "kill a helper's process group");
         }
     }

@@ -74,6 +74,17 @@ impl Reaper {
     /// The same; `die_with_parent` asks the kernel to SIGKILL it when the calling *thread* ends.
     pub(super) fn spawn_as(&self, mut command: Command, die_with_parent: bool) -> Result<Child> {
         sys::process::set_up_child(&mut command, die_with_parent);
+        self.spawn_prepared(command)
+    }
+
+    /// The same under a guard, which is the child then; see [`sys::guard`]. It acts when the calling *thread* ends.
+    pub(super) fn spawn_guarded(&self, mut command: Command) -> Result<Child> {
+        sys::process::set_up_child(&mut command, false);
+        sys::guard::set_up_guard(&mut command);
+        self.spawn_prepared(command)
+    }
+
+    fn spawn_prepared(&self, mut command: Command) -> Result<Child> {
         // Held over the spawn: when exec fails, std waits for the child itself, and nobody may be faster.
         let mut table = self.lock();
         let spawned = command

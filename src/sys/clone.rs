@@ -124,7 +124,7 @@ pub fn spawn(flags: CloneFlags, steps: &[Step<'_>], report: BorrowedFd<'_>) -> i
 ///
 /// # Safety
 /// The child must keep to the promise of this module.
-unsafe fn raw_clone(flags: CloneFlags) -> i32 {
+pub(super) unsafe fn raw_clone(flags: CloneFlags) -> i32 {
     let flags = flags.bits() as libc::c_ulong | libc::SIGCHLD as libc::c_ulong;
     // SAFETY: a null stack without CLONE_VM means the copy of ours; the other arguments are unused with these flags,
     // so their order, which differs between machines, does not matter.
@@ -341,14 +341,14 @@ unsafe fn default_signals() {
     }
 }
 
-fn leave(code: i32) -> ! {
+pub(super) fn leave(code: i32) -> ! {
     loop {
         // SAFETY: ends the process; libc's exit handlers belong to the parent and must not run.
         unsafe { libc::syscall(libc::SYS_exit_group, code) };
     }
 }
 
-fn errno() -> i32 {
+pub(super) fn errno() -> i32 {
     // SAFETY: the address of this thread's errno is always valid.
     unsafe { *libc::__errno_location() }
 }

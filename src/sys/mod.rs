@@ -9,6 +9,7 @@ pub mod clone;
 pub mod dir;
 pub mod fd;
 pub mod fork;
+pub mod guard;
 pub mod memory;
 pub mod mount;
 pub mod mountinfo;

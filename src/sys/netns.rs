@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
@@ -38,6 +38,36 @@ pub fn new_netns_pinned(path: &Path) -> Result<()> {
         let _ = fs::remove_file(path);
     }
     made
+}
+
+/// Whether the namespace file at `path` (on nsfs: the caller has looked) is a network namespace's. A kernel that cannot
+/// tell (before 4.11) is believed.
+pub fn is_netns(path: &Path) -> bool {
+    // _IO(0xb7, 0x3), linux/nsfs.h.
+    const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
+    let Ok(file) = File::open(path) else {
+        return false;
+    };
+    // SAFETY: this request takes no argument and answers a number.
+    let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE as _) };
+    kind == libc::CLONE_NEWNET
+        || (kind < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOTTY))
+}
+
+/// The user namespace that owns the namespace at `path`: device and inode, as of `/proc/<pid>/ns/user`.
+pub fn owner(path: &Path) -> io::Result<(u64, u64)> {
+    // _IO(0xb7, 0x1), linux/nsfs.h.
+    const NS_GET_USERNS: libc::c_ulong = 0xb701;
+    let file = File::open(path)?;
+    // SAFETY: this request takes no argument and answers a descriptor.
+    let fd = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_USERNS as _) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us this descriptor; nobody else knows it.
+    let owner = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let meta = owner.metadata()?;
+    Ok((meta.dev(), meta.ino()))
 }
 
 /// Brings `lo` up in the network namespace at `netns`.

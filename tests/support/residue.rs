@@ -304,8 +304,14 @@ fn files(all: &mut Vec<String>) {
     for root in ["/run/podvisor", "/var/lib/podvisor"] {
         walk(Path::new(root), &mut |path, kind| {
             let top = path.parent() == Some(Path::new(root));
-            // Kept for the boot on purpose: what was learnt of the daemon's and the plugins' versions, and the networks.
-            let kept = [".daemon-versions", ".plugin-versions", ".network-configs"];
+            // Kept for the boot on purpose: what was learnt of the daemon's and the plugins' versions, and the networks;
+            // the file that turns on a network are counted with.
+            let kept = [
+                ".daemon-versions",
+                ".plugin-versions",
+                ".network-configs",
+                ".turns",
+            ];
             let ours = top && (kind.is_dir() || kept.contains(&file_name(path).as_str()))
                 || (kind.is_dir() && is_frame(path.strip_prefix(root).unwrap_or(path)));
             if !ours && !kind.is_socket() {

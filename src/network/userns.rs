@@ -1,0 +1,104 @@
+//! A pod's netns inside the pod's user namespace.
+//!
+//! The kernel gives a network namespace to the user namespace that its maker is in, for ever; a pod that is root only in
+//! its own may mount sysfs, or change net.* settings, only in a netns of its own. So both are made by one clone, of a
+//! process that does nothing but wait and is let go once they are pinned. The user namespace is pinned beside the netns,
+//! at `<path>.user`, so that the infra process, made later, can join it.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::CloneFlags;
+
+use super::netns;
+use crate::error::{Context, Error, Kind, Result};
+use crate::process::Reaper;
+use crate::sys;
+use crate::sys::clone::Step;
+
+/// One range of a user namespace's map: `size` ids from `inside` are those from `outside` on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdRange {
+    /// First id inside.
+    pub inside: u32,
+    /// First id outside.
+    pub outside: u32,
+    /// How many.
+    pub size: u32,
+}
+
+/// Where the user namespace of the netns at `path` is (to be) pinned.
+pub fn user_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".user");
+    PathBuf::from(name)
+}
+
+/// As [`netns::make`], with a new user namespace of these maps that owns the netns and is pinned at [`user_path`].
+///
+/// On an error nothing is left. [`netns::unpin`] undoes both.
+pub fn make(reaper: &Reaper, path: &Path, uids: &[IdRange], gids: &[IdRange]) -> Result<()> {
+    let what = || format!("make netns {} in a user namespace", path.display());
+    netns::prepare(path).map_err(|e| e.within(what()))?;
+    let made = make_pinned(reaper, path, uids, gids);
+    if let Err(error) = made {
+        if let Err(undo) = netns::unpin(path) {
+            tracing::warn!(error = %undo, "netns left behind");
+        }
+        return Err(error.within(what()));
+    }
+    netns::show(path);
+    Ok(())
+}
+
+fn make_pinned(reaper: &Reaper, path: &Path, uids: &[IdRange], gids: &[IdRange]) -> Result<()> {
+    let (wait, go) = io::pipe().context(|| "make a pipe")?;
+    let (_reports, tell) = io::pipe().context(|| "make a pipe")?;
+    let keep = [wait.as_raw_fd()];
+    let steps = [Step::CloseExcept(&keep), Step::Await(wait.as_fd())];
+    let kinds = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET;
+    // It cannot outlive us: end of file on the pipe is the end of its wait.
+    let child = reaper.register_with(|| {
+        sys::clone::spawn(kinds, &steps, tell.as_fd()).context(|| format!("clone into {kinds:?}"))
+    })?;
+    let pid = child.pid();
+    write_map(pid, "gid_map", gids)?;
+    write_map(pid, "uid_map", uids)?;
+    pin(pid, "user", &user_path(path))?;
+    pin(pid, "net", path)?;
+    drop(go);
+    sys::netns::lo_up_in(path)
+}
+
+fn write_map(pid: i32, name: &str, map: &[IdRange]) -> Result<()> {
+    let lines: Vec<String> = map
+        .iter()
+        .map(|r| format!("{} {} {}", r.inside, r.outside, r.size))
+        .collect();
+    let what = || format!("write {name} of a user namespace: {}", lines.join(", "));
+    fs::write(format!("/proc/{pid}/{name}"), lines.join("\n"))
+        .map_err(|e| Error::io(what(), e).as_kind(Kind::Invalid))
+}
+
+fn pin(pid: i32, kind: &str, path: &Path) -> Result<()> {
+    let what = || format!("pin a {kind} namespace at {}", path.display());
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o444)
+        .open(path)
+        .context(what)?;
+    let source = format!("/proc/{pid}/ns/{kind}");
+    mount(
+        Some(source.as_str()),
+        path,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )
+    .context(what)
+}
