@@ -8,6 +8,7 @@ use std::env;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
 
 mod bootstrap;
@@ -26,6 +27,12 @@ use flags::{Action, Flags};
 
 /// Runtime type name of this shim.
 pub const NAME: &str = "io.containerd.podvisor.v1";
+
+/// Removes the socket of a supervisor of our own (one without a daemon) that never came up or has died: a `start` that was
+/// killed could not. One that somebody listens on is left alone.
+pub fn remove_own_socket(config: &Config, namespace: &str, id: &str) -> Result<()> {
+    socket::remove_dead(&socket::path(config, None, "", namespace, id))
+}
 
 /// `main` of containerd-shim-podvisor-v1.
 pub fn main() -> ExitCode {
