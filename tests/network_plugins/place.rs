@@ -18,6 +18,7 @@ pub const BOTH: &str = "1.0.0";
 /// One generation of the plugins.
 pub struct Set {
     pub name: &'static str,
+    pub dir: PathBuf,
 }
 
 impl Set {
@@ -37,7 +38,7 @@ pub fn each_set(name: &str, prepare: impl Fn(), body: impl Fn(&Set)) {
             configure(&dir);
             fs::remove_dir_all("/var/lib/cni/networks").ok();
             let before = Snapshot::take();
-            body(&Set { name });
+            body(&Set { name, dir });
             before.assert_unchanged();
         }
     });
