@@ -30,7 +30,13 @@ pub fn rfc3339(at: SystemTime) -> String {
 }
 
 /// The kernel's boot id, or an empty string where /proc has none.
+///
+/// Builds with debug assertions take `$PODVISOR_BOOT_ID` for it, so that a test can have a reboot.
 pub fn boot_id() -> String {
+    #[cfg(debug_assertions)]
+    if let Ok(id) = std::env::var("PODVISOR_BOOT_ID") {
+        return id;
+    }
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map(|s| s.trim().to_owned())
         .unwrap_or_default()

@@ -55,6 +55,8 @@ pub struct Cni {
     pub del_timeout: f64,
     /// Most chains of one network that run at a time on this machine, for ADD and for DEL each.
     pub parallel: u8,
+    /// How long a supervisor whose pod is gone stays to retry a DEL that is still owed, seconds.
+    pub keeper_time: f64,
 }
 
 /// The `[parking]` table.
@@ -96,6 +98,7 @@ impl Default for Cni {
             add_timeout: 300.0,
             del_timeout: 60.0,
             parallel: 16,
+            keeper_time: 600.0,
         }
     }
 }
@@ -133,6 +136,7 @@ impl Config {
             ("idle_timeout", config.idle_timeout),
             ("cni.add_timeout", config.cni.add_timeout),
             ("cni.del_timeout", config.cni.del_timeout),
+            ("cni.keeper_time", config.cni.keeper_time),
             ("parking.interval", config.parking.interval),
         ] {
             // A million seconds is eleven days; from_secs_f64 panics on what this excludes.
@@ -172,6 +176,11 @@ impl Config {
     /// Bound of one DEL chain.
     pub fn del_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.cni.del_timeout)
+    }
+
+    /// How long a keeper of an owed DEL stays.
+    pub fn keeper_time(&self) -> Duration {
+        Duration::from_secs_f64(self.cni.keeper_time)
     }
 
     /// `--root` of the OCI runtime for containers the command makes; the supervisor adds the namespace.

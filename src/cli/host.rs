@@ -64,6 +64,19 @@ impl Host {
         }
     }
 
+    /// The same machine, seen from another namespace.
+    pub fn of_namespace(&self, namespace: &str) -> Result<Self> {
+        id::check_namespace(namespace)?;
+        let host = Self {
+            config: Arc::clone(&self.config),
+            namespace: namespace.to_owned(),
+            // One reaper for a process; Reaper is a handle.
+            reaper: self.reaper.clone(),
+        };
+        check_owner(&host.root())?;
+        Ok(host)
+    }
+
     /// Directory of this namespace.
     pub fn root(&self) -> PathBuf {
         self.config.runtime_root.join(&self.namespace)

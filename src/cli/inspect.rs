@@ -7,12 +7,13 @@ use serde_json::{Map, Value, json};
 use crate::client;
 use crate::clock;
 use crate::error::{Error, Kind, Result};
+use crate::pod::gc::OwedNetwork;
 use crate::pod::record::{Found, Record};
 use crate::proto::sandbox::sandbox::SandboxStatusRequest;
 
 use super::failure::Failure;
 use super::host::Host;
-use super::{names, output, ps, select, supervisor};
+use super::{names, output, owed, ps, select, supervisor};
 
 /// Status is answered from a snapshot.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -34,31 +35,51 @@ pub struct Args {
 
 /// Runs the verb.
 pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
-    let found: Vec<Found> = args
-        .pods
-        .iter()
-        .map(|p| select::pod(host, p))
-        .collect::<Result<_, _>>()?;
+    let find = |target: &String| match select::pod(host, target) {
+        Ok(found) => Ok(Shown::Pod(found)),
+        Err(unknown) => owed::find(host, target)?
+            .map(|owed| Shown::Owed(Box::new(owed)))
+            .ok_or(unknown),
+    };
+    let shown: Vec<Shown> = args.pods.iter().map(find).collect::<Result<_, _>>()?;
     if args.stages {
-        return stages(&found);
+        return stages(&shown);
     }
     let mut list = Vec::new();
-    for pod in &found {
-        list.push(document(host, pod).await?);
+    for pod in &shown {
+        list.push(match pod {
+            Shown::Pod(found) => document(host, found).await?,
+            Shown::Owed(owed) => owed::document(owed),
+        });
     }
     output::json(&list)?;
     Ok(0)
 }
 
-fn stages(pods: &[Found]) -> Result<u8, Failure> {
+/// A pod that is there, or one of which only the network is.
+enum Shown {
+    Pod(Found),
+    Owed(Box<OwedNetwork>),
+}
+
+fn stages(pods: &[Shown]) -> Result<u8, Failure> {
     let mut records = Vec::new();
     for found in pods {
         match found {
-            Found::Record(record) => records.push(record),
-            Found::Broken { reason, .. } => {
+            Shown::Pod(Found::Record(record)) => records.push(record),
+            Shown::Pod(Found::Broken { reason, .. }) => {
                 return Err(Failure::no_such(
                     Kind::State,
                     format!("show stages: {reason}"),
+                ));
+            }
+            Shown::Owed(owed) => {
+                return Err(Failure::no_such(
+                    Kind::State,
+                    format!(
+                        "show stages: pod {} is gone but for its network",
+                        owed::label(owed)
+                    ),
                 ));
             }
         }

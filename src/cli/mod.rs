@@ -15,6 +15,7 @@ mod create;
 mod each;
 mod exec;
 mod failure;
+mod gc;
 mod host;
 mod inspect;
 mod logs;
@@ -22,6 +23,7 @@ mod make;
 mod names;
 mod network;
 mod output;
+mod owed;
 mod parse;
 mod plan;
 mod progress;
@@ -86,8 +88,10 @@ enum Verb {
     Rm(rm::Args),
     /// Wait until a container has ended and print its exit code.
     Wait(wait::Args),
-    /// Networks that pods can be given.
+    /// Networks that pods can be given: list them, check pods on them, collect what was left.
     Network(network::Args),
+    /// Undo what supervisors that have died, and reboots, have left.
+    Gc(gc::Args),
     /// Show the version.
     Version(version::Args),
 }
@@ -138,7 +142,8 @@ fn act(command: Command) -> Result<u8, Failure> {
             Verb::Stop(args) => stop::run(&host, args).await,
             Verb::Rm(args) => rm::run(&host, args).await,
             Verb::Wait(args) => wait::run(&host, args).await,
-            Verb::Network(args) => network::run(&host, &args),
+            Verb::Network(args) => network::run(&host, &args).await,
+            Verb::Gc(args) => gc::run(&host, &args).await,
             Verb::Version(args) => version::run(&args),
         }
     };

@@ -5,18 +5,18 @@ use serde_json::{Value, json};
 use crate::clock;
 use crate::container::Status;
 use crate::network::PortMapping;
-use crate::pod::record::{self, Found, Record, State};
+use crate::pod::record::{self, Effect, Found, Record, State};
 
 use super::failure::Failure;
 use super::host::Host;
 use super::supervisor::short;
-use super::{names, output};
+use super::{names, output, owed};
 
 /// Flags of `ps`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  podvisor ps -a")]
 pub struct Args {
-    /// Show pods that have stopped, too.
+    /// Show pods that have stopped, too, and those that are gone but for their network.
     #[arg(short, long)]
     all: bool,
     /// Print a JSON array.
@@ -31,15 +31,25 @@ pub struct Args {
 pub fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
     let found = record::list(&host.config, Some(&host.namespace));
     let shown: Vec<&Found> = found.iter().filter(|f| args.all || !is_over(f)).collect();
+    let owed = if args.all {
+        owed::list(host)
+    } else {
+        Vec::new()
+    };
     if args.json {
-        let list: Vec<Value> = shown.iter().map(|f| document(host, f)).collect();
+        let pods = shown.iter().map(|f| document(host, f));
+        let list: Vec<Value> = pods.chain(owed.iter().map(owed::entry)).collect();
         output::json(&list)?;
     } else if args.quiet {
         for pod in shown {
             output::line(id(pod));
         }
+        for pod in &owed {
+            output::line(&pod.id);
+        }
     } else {
-        let rows: Vec<Vec<String>> = shown.iter().map(|f| row(host, f)).collect();
+        let pods = shown.iter().map(|f| row(host, f));
+        let rows: Vec<Vec<String>> = pods.chain(owed.iter().map(owed::row)).collect();
         output::table(
             &[
                 "POD ID",
@@ -147,9 +157,15 @@ fn ports(record: &Record) -> String {
     }
 }
 
-/// The record keeps the addresses a pod has had; when it has stopped they may be another's.
+/// The record keeps the addresses and ports a pod has had; when it has stopped, or its infra process has died, they may
+/// be another's.
 pub fn is_released(record: &Record) -> bool {
-    record.state == State::Stopped && record.network.pending.is_none()
+    let down = match record.state {
+        State::Stopped => true,
+        State::NotReady => record.effects.cni == Effect::None,
+        _ => false,
+    };
+    down && record.network.pending.is_none()
 }
 
 fn address(record: &Record) -> String {

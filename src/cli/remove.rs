@@ -29,6 +29,12 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 /// How long a supervisor may take from its last reply to its end.
 const LEAVE_LIMIT: Duration = Duration::from_secs(3);
 
+/// How often it is looked whether it has become a keeper.
+const LEAVE_POLL: Duration = Duration::from_millis(50);
+
+/// How long what fails is retried when there is no supervisor, as long as that would. Each try has its own bound.
+const RESCUE_BUDGET: Duration = Duration::from_secs(5);
+
 /// Pause between two looks at whether a supervisor has left.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -72,7 +78,12 @@ pub async fn pod(host: &Host, found: &Found, force: bool) -> Result<()> {
         }
     };
     if host.pod_dir(id).join(record::FILE).exists() || matches!(found, Found::Broken { .. }) {
-        from_journal(host, id, force).await?;
+        let undone = from_journal(host, id, force).await;
+        // Nothing but the network's own record is left: it is listed by that, and the rest must not stand in its way.
+        if undone.is_err() && !host.pod_dir(id).join(record::FILE).exists() && owes(host, id) {
+            forget(host, id, name.as_deref())?;
+        }
+        undone?;
     }
     owed(host, id, force)?;
     forget(host, id, name.as_deref())
@@ -155,7 +166,10 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
     match answer {
         Ok(()) => {
             // It may stay as the keeper of what it still owes; then it has closed its socket and needs nothing of ours.
-            own.wait_gone(LEAVE_LIMIT).await;
+            let network = NetworkRecord::at(&host.config, &host.namespace, &record.id);
+            let kept = || network.owes_del() && !network.is_held();
+            let end = Instant::now() + LEAVE_LIMIT;
+            while !own.wait_gone(LEAVE_POLL).await && !kept() && Instant::now() < end {}
             Ok(())
         }
         Err(e) if ended(&e) && own.wait_gone(LEAVE_LIMIT).await => Ok(()),
@@ -207,13 +221,12 @@ async fn dismiss(host: &Host, id: &str) -> Result<()> {
 
 /// The supervisor has died, or left without forgetting everything.
 async fn from_journal(host: &Host, id: &str, force: bool) -> Result<()> {
-    let budget = host.config.del_timeout() + STOP_MARGIN;
     match pod::rescue(
         &host.config,
         host.reaper().await?,
         &host.namespace,
         id,
-        budget,
+        RESCUE_BUDGET,
     )
     .await
     {
@@ -229,10 +242,10 @@ async fn from_journal(host: &Host, id: &str, force: bool) -> Result<()> {
 
 /// A DEL that is still owed is on record beside the pod and survives it.
 fn owed(host: &Host, id: &str, force: bool) -> Result<()> {
-    let network = NetworkRecord::at(&host.config, &host.namespace, id);
-    if !network.owes_del() {
+    if !owes(host, id) {
         return Ok(());
     }
+    let network = NetworkRecord::at(&host.config, &host.namespace, id);
     let what = format!(
         "remove pod {id}: network clean-up pending, see {}",
         network.dir().display()
@@ -244,9 +257,13 @@ fn owed(host: &Host, id: &str, force: bool) -> Result<()> {
         ));
     }
     output::complain(format!(
-        "{what}; the pod is gone, its addresses are not free until that has been done"
+        "{what}; the pod is gone, its addresses are not free until that has been done: it is retried, `podvisor rm` hurries it"
     ));
     Ok(())
+}
+
+fn owes(host: &Host, id: &str) -> bool {
+    NetworkRecord::at(&host.config, &host.namespace, id).owes_del()
 }
 
 /// Directory last but one, name last.

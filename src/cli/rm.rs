@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::failure::{Failure, NO_SUCH};
 use super::host::Host;
-use super::{output, remove, select};
+use super::{output, owed, remove, select};
 
 /// Flags of `rm`.
 #[derive(Debug, clap::Args)]
@@ -13,7 +13,7 @@ pub struct Args {
     /// Stop what runs first, and remove what cannot be removed otherwise; what stays owed is kept on record.
     #[arg(short, long)]
     force: bool,
-    /// Names, ids, or beginnings of ids.
+    /// Names, ids, or beginnings of ids; a pod that is gone but for its network gets a try of its clean-up.
     #[arg(required = true, value_name = "POD")]
     pods: Vec<String>,
 }
@@ -30,7 +30,18 @@ pub async fn run(host: &Rc<Host>, args: Args) -> Result<u8, Failure> {
 }
 
 async fn one(host: &Host, target: &str, force: bool) -> Result<(), Failure> {
-    let found = select::pod(host, target)?;
+    let found = match select::pod(host, target) {
+        Ok(found) => found,
+        Err(unknown) => {
+            let owed = owed::find(host, target)?.ok_or(unknown)?;
+            match owed::hurry(host, &owed).await {
+                Err(e) if force => owed::complain(&e),
+                tried => tried?,
+            }
+            output::line(target);
+            return Ok(());
+        }
+    };
     if !force {
         remove::check(host, &found).map_err(|e| Failure::new(NO_SUCH, e))?;
     }

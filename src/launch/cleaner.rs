@@ -6,12 +6,13 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::client::{self, Client};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::network::NetworkRecord;
 use crate::pod::record::{self, Found, Record};
 use crate::pod::{self, Deleted};
 use crate::process::Reaper;
@@ -24,6 +25,9 @@ pub const STEP_LIMIT: Duration = Duration::from_millis(3500);
 
 /// How long a supervisor that was asked to leave may take before its life is doubted.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether it has become a keeper.
+const LEAVE_POLL: Duration = Duration::from_millis(100);
 
 /// Undo after the answer: so many further tries, each this long. What is owed after that is on record.
 const LATE_TRIES: u32 = 3;
@@ -228,7 +232,16 @@ impl Cleaner<'_> {
         let Some(supervisor) = record.supervisor else {
             return true;
         };
-        if supervisor.wait_gone(LEAVE_LIMIT).await {
+        let end = Instant::now() + LEAVE_LIMIT;
+        while !supervisor.wait_gone(LEAVE_POLL).await {
+            if self.is_keeper(record) {
+                return true;
+            }
+            if Instant::now() >= end {
+                break;
+            }
+        }
+        if !supervisor.is_alive() {
             return true;
         }
         if record.state == record::State::TaskOnly || self.answers(&record.address).await {
@@ -236,6 +249,13 @@ impl Cleaner<'_> {
         }
         let _ = supervisor.signal(libc::SIGKILL);
         supervisor.wait_gone(LEAVE_LIMIT).await
+    }
+
+    /// It has let go of its pod and stays for a DEL that is still owed.
+    fn is_keeper(&self, record: &Record) -> bool {
+        let network = NetworkRecord::at(self.config, &record.namespace, &record.id);
+        let dir = self.config.sandbox_dir(&record.namespace, &record.id);
+        network.owes_del() && !network.is_held() && !dir.join(record::FILE).exists()
     }
 
     async fn answers(&self, address: &str) -> bool {

@@ -25,6 +25,8 @@ mod start;
 
 use flags::{Action, Flags};
 
+pub use socket::remove_dead as remove_dead_socket;
+
 /// Runtime type name of this shim.
 pub const NAME: &str = "io.containerd.podvisor.v1";
 

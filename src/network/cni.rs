@@ -153,7 +153,11 @@ async fn del_owed(
             });
         }
     }
-    failed.map_or(Ok(()), Err)
+    let Some(error) = failed else {
+        return Ok(());
+    };
+    record.note_failure(&error);
+    Err(error)
 }
 
 async fn del_slot(config: &Config, reaper: &Reaper, slot: &Slot, limit: Duration) -> Result<()> {

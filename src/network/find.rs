@@ -69,6 +69,12 @@ pub fn list_confs(config: &Config) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
+/// (path, why) of every file that is skipped because it is bad.
+pub fn bad_confs(config: &Config) -> Vec<(PathBuf, String)> {
+    let broken = scan(config).broken.into_iter();
+    broken.map(|b| (b.path, b.error.to_string())).collect()
+}
+
 /// Every good configuration, by file name.
 pub(super) fn all(config: &Config) -> Vec<NetworkConf> {
     scan(config).good

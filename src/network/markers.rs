@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::slot::Slot;
-use super::{AddResult, Attachment, NetworkConf, disk};
+use super::{AddResult, Attachment, NetworkConf, disk, owed};
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
 
@@ -111,6 +111,7 @@ impl NetworkRecord {
         if !slots.iter().any(Slot::owes_del) {
             // The attachments of an earlier life say nothing about this one.
             slots.iter().try_for_each(Slot::clear)?;
+            disk::remove_file(&self.dir.join(owed::OWED))?;
         }
         let place = slots.iter().filter(|s| s.owes_del()).map(Slot::place);
         let place = place.max().map_or(0, |last| last.saturating_add(1));
@@ -226,7 +227,7 @@ impl NetworkRecord {
     }
 
     /// Each level is checked: who can write to one of them decides what is run as root.
-    fn make_dir(&self) -> Result<()> {
+    pub(super) fn make_dir(&self) -> Result<()> {
         let what = || format!("record the network of sandbox {:?}", self.sandbox_id);
         let root = self.dir.parent().unwrap_or(&self.dir);
         [root.parent().unwrap_or(root), root, &self.dir]
@@ -277,6 +278,7 @@ fn open(dir: PathBuf) -> (String, String, NetworkRecord) {
         sandbox_id: String::new(),
     };
     let known = record.slots().iter().find_map(Slot::owner);
+    let known = known.or_else(|| record.holder().map(|h| (h.namespace, h.sandbox_id)));
     if let Some((namespace, sandbox_id)) = known {
         record.namespace = namespace;
         record.sandbox_id = sandbox_id;

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
 
 use super::join::{Job, Outcome};
 use super::plan::{NetworkPlan, Plan, Wanted};
@@ -19,12 +20,15 @@ use crate::cgroup::{Group, Layout};
 use crate::error::{Error, Kind, Result};
 use crate::infra::{self, IdMapping, InfraSpec, Namespace, PodFiles};
 use crate::network::userns::{self, IdRange};
-use crate::network::{self, Attachment, NetworkConf, netns};
+use crate::network::{self, Attachment, NetworkConf, NetworkRecord, netns};
 use crate::process::Child;
 use crate::undo::Report;
 
 /// How long a roll-back holds up the next try of the same pod.
 const ROLL_BACK_BUDGET: Duration = Duration::from_secs(90);
+
+/// Between looks at a network that another process is at.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a roll-back may go on when a stop is waiting: long enough for a DEL that works to end, and be the only one.
 const OVERTAKEN_GRACE: Duration = Duration::from_secs(5);
@@ -195,6 +199,8 @@ impl Pod {
             // The request is still on record: the next StartSandbox may try again.
             inner.phase = Phase::Created;
         }
+        drop(inner);
+        self.retry_network();
     }
 
     async fn undo_creation(&self) -> Report {
@@ -259,9 +265,11 @@ impl Pod {
         let record = self.network_record();
         if record.owes_del() {
             journal.begin_stage("cni-del", false)?;
-            network::del(config, reaper, &record, config.del_timeout()).await?;
+            self.del_before_add(&record).await?;
             journal.end_stage(None);
         }
+        // On disk, so that the netns and the network have an owner whatever becomes of the runtime directory.
+        record.hold(&self.holder(self.netns_path()))?;
         let path = self.make_netns(plan)?;
         journal.end_stage(None);
         journal.begin_stage("cni-add", false)?;
@@ -292,9 +300,27 @@ impl Pod {
         Ok(path)
     }
 
-    fn make_netns(&self, plan: &Plan) -> Result<PathBuf> {
+    /// The DEL that an earlier life of the pod owes. A keeper or `podvisor gc` may be at it just now.
+    async fn del_before_add(&self, record: &NetworkRecord) -> Result<()> {
+        let limit = self.config().del_timeout();
+        let end = Instant::now() + limit;
+        loop {
+            let sent = network::del(self.config(), &self.shared.reaper, record, limit).await;
+            match sent {
+                Err(e) if e.kind() == Kind::Busy && Instant::now() < end => sleep(BUSY_PAUSE).await,
+                Err(e) => return Err(e),
+                Ok(()) => return netns::unpin(&self.netns_path()),
+            }
+        }
+    }
+
+    fn netns_path(&self) -> PathBuf {
         let o = &self.shared.options;
-        let path = netns::path(&o.config, &o.namespace, &o.group);
+        netns::path(&o.config, &o.namespace, &o.group)
+    }
+
+    fn make_netns(&self, plan: &Plan) -> Result<PathBuf> {
+        let path = self.netns_path();
         let journal = &self.shared.journal;
         journal.begin_stage("netns", false)?;
         journal.update(|r| {

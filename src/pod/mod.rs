@@ -5,9 +5,11 @@
 //! else. Queries read the journal's memory and never wait (law 7).
 
 mod build;
+pub mod gc;
 mod info;
 pub mod join;
 pub mod journal;
+mod keeper;
 mod parking;
 pub mod plan;
 pub mod record;
@@ -16,7 +18,7 @@ mod rescue;
 mod teardown;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -82,6 +84,10 @@ struct Shared {
     /// Exit of the infra process (or the end of a pod that never had one).
     exit: watch::Sender<Option<(u32, SystemTime)>>,
     ended: watch::Sender<bool>,
+    /// The process itself has to go: SIGTERM.
+    quit: watch::Sender<bool>,
+    /// A task that retries the network's clean-up is at work.
+    retrying: AtomicBool,
     /// Containers being created right now: they are not listed yet, but the supervisor must not leave under them.
     creating: AtomicUsize,
 }
@@ -151,6 +157,8 @@ impl Pod {
             work: tokio::sync::Mutex::new(()),
             exit: watch::channel(None).0,
             ended: watch::channel(false).0,
+            quit: watch::channel(false).0,
+            retrying: AtomicBool::new(false),
             creating: AtomicUsize::new(0),
         };
         Ok(Self {
@@ -311,6 +319,12 @@ impl Pod {
             self.shared.work.try_lock().is_err(),
             self.shared.containers.list().join(",")
         )
+    }
+
+    /// Sends, in the background, what pods that are gone still owe on this node.
+    pub fn look_after_the_node(&self) {
+        let pod = self.clone();
+        tokio::spawn(async move { gc::retry_due(pod.config(), &pod.shared.reaper).await });
     }
 
     fn config(&self) -> &Config {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock;
 use crate::config::Config;
 use crate::container::ContainerRecord;
 use crate::error::{Context, Error, Kind, Result};
@@ -213,7 +214,8 @@ impl Default for Effects {
 impl Record {
     /// True while the supervisor that wrote it lives.
     pub fn is_supervised(&self) -> bool {
-        self.supervisor.is_some_and(|s| s.is_alive())
+        // After a reboot the pid, and even its start time, may be another's.
+        self.supervisor.is_some_and(|s| s.is_alive()) && self.boot_id == clock::boot_id()
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::timeout;
 
 use super::record::{Effect, State};
-use super::teardown::{self, Scope};
+use super::teardown::{self, Scope, is_network};
 use super::{Phase, Pod, patience};
 use crate::container::Status;
 use crate::error::Result;
@@ -16,7 +16,8 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 /// How long StopSandbox goes on retrying a step that fails before it says "pending".
 const STOP_BUDGET: Duration = Duration::from_secs(5);
 
-/// How long ShutdownSandbox' detached work goes on; what is owed then stays on the network's record.
+/// How long ShutdownSandbox' detached work goes on with what only the journal knows of. A DEL that fails does not hold
+/// it up: that stays on the network's record, and with the keeper.
 const SHUTDOWN_BUDGET: Duration = Duration::from_secs(60);
 
 /// How long the exit of a process that is gone may take to come from the reaper.
@@ -47,12 +48,13 @@ impl Pod {
             self.lock().phase = Phase::Stopped;
         }
         self.shared.journal.note(|r| r.state = State::Stopped);
+        self.retry_network();
         result
     }
 
     /// ShutdownSandbox: undoes everything, and then the supervisor leaves. Also for a pod that was never created.
     ///
-    /// Succeeds with a DEL still owed: that is on the network's record then.
+    /// Succeeds with a DEL still owed: that is on the network's record then, and the process stays as its keeper.
     pub async fn shutdown(&self, id: &str) -> Result<()> {
         self.check_id(id)?;
         self.cancel_creation();
@@ -85,6 +87,8 @@ impl Pod {
 
     /// SIGTERM: stops with grace, undoes everything, parked things too, and the supervisor leaves.
     pub async fn terminate(&self) {
+        // Whoever ends the process ends the keeper, too; the record stays.
+        self.shared.quit.send_replace(true);
         self.cancel_creation();
         self.shared.containers.shorten_grace(DEFAULT_GRACE);
         if let Err(error) = self.end(DEFAULT_GRACE, || true).await {
@@ -118,6 +122,7 @@ impl Pod {
         if let Err(error) = self.stop_everything(Duration::from_secs(2)).await {
             tracing::error!(%error, "clean up after the infra process");
         }
+        self.retry_network();
     }
 
     async fn stop_everything(&self, grace: Duration) -> Result<()> {
@@ -145,21 +150,27 @@ impl Pod {
         let left = journal.with(|r| r.containers.values().any(|c| c.status != Status::Stopped));
         let mut scope = Scope::everything();
         scope.containers = left || !journal.with(|r| r.containers.is_empty());
-        let report = teardown::undo(
-            config,
-            &self.shared.reaper,
-            journal,
-            scope,
-            patience(SHUTDOWN_BUDGET),
-        )
-        .await;
+        let reaper = &self.shared.reaper;
+        let mut report =
+            teardown::undo(config, reaper, journal, scope, patience(Duration::ZERO)).await;
+        if !report.owed.iter().all(|(step, _)| is_network(step)) {
+            scope.network = false;
+            let again =
+                teardown::undo(config, reaper, journal, scope, patience(SHUTDOWN_BUDGET)).await;
+            report.owed.retain(|(step, _)| is_network(step));
+            report.owed.extend(again.owed);
+        }
         self.end_exit().await;
         for (step, error) in &report.owed {
             tracing::error!(step, %error, "undo is still owed");
         }
         let record = self.network_record();
-        if journal.with(|r| r.network.ours && r.effects.netns == Effect::None) && !record.owes_del()
-        {
+        if record.owes_del() {
+            // From now on anybody on the node may send it.
+            record.let_go().unwrap_or_else(
+                |error| tracing::warn!(%error, "network still marked as this supervisor's"),
+            );
+        } else if journal.with(|r| r.network.ours && r.effects.netns == Effect::None) {
             record.remove()?;
         }
         if journal.with(|r| teardown::is_over(r, &report)) {

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use super::journal::{self, Journal};
 use super::record::{self, Effect, Found, Record, State};
 use super::teardown::{self, Scope};
-use super::{now_nanos, patience};
+use super::{gc, now_nanos, patience};
 use crate::cgroup::{Group, Layout};
 use crate::clock;
 use crate::config::Config;
@@ -23,11 +23,14 @@ use crate::error::{Context, Error, Kind, Result};
 use crate::infra::PodFiles;
 use crate::mount;
 use crate::network::{self, NetworkRecord, netns};
-use crate::process::Reaper;
+use crate::process::{Identity, Reaper};
 use crate::sys::socket::is_live;
 
 /// An exit status that nobody recorded: explicit, never an invented 0.
 const UNKNOWN: u32 = 255;
+
+/// How long a process that was sent SIGKILL may take to go.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long a plugin's process may take to end after SIGKILL.
 const PLUGIN_LIMIT: Duration = Duration::from_secs(5);
@@ -59,10 +62,14 @@ pub async fn rescue(
     crate::id::check("id", id)?;
     let dir = config.sandbox_dir(namespace, id);
     if !dir.exists() {
+        if NetworkRecord::at(config, namespace, id).is_held() {
+            tracing::warn!(pod = %id, "its runtime directory is gone and its supervisor is not; undoing it by name");
+            return salvage(config, reaper, namespace, id).await;
+        }
         if let Some(owner) = owner_of(config, namespace, id) {
             return rescue_container(config, reaper, &owner, id, budget).await;
         }
-        let network = undo_network(config, reaper, namespace, id, budget).await;
+        let network = undo_network(config, reaper, namespace, id).await;
         return network.map(|()| unknown(0));
     }
     let _lock = match lock(&dir, budget).await {
@@ -73,7 +80,7 @@ pub async fn rescue(
         Ok(record) => rescue_pod(config, reaper, &dir, record, budget).await,
         Err(error) if error.kind() == Kind::NotFound || error.kind() == Kind::Invalid => {
             tracing::warn!(%error, "no usable journal; undoing what can be proved by name");
-            salvage(config, reaper, namespace, id, budget).await
+            salvage(config, reaper, namespace, id).await
         }
         Err(error) => Err(error),
     }
@@ -161,15 +168,14 @@ async fn rescue_container(
     Ok(deleted)
 }
 
-/// The journal is missing, empty or cut in half.
-async fn salvage(
-    config: &Config,
-    reaper: &Reaper,
-    namespace: &str,
-    id: &str,
-    budget: Duration,
-) -> Result<Deleted> {
+/// The journal is missing, empty or cut in half. A supervisor that the network's record knows is ended first.
+async fn salvage(config: &Config, reaper: &Reaper, namespace: &str, id: &str) -> Result<Deleted> {
     let dir = config.sandbox_dir(namespace, id);
+    let held = NetworkRecord::at(config, namespace, id).held_by();
+    if let Some(supervisor) = held.filter(|s| Identity::own().ok() != Some(*s)) {
+        supervisor.signal(libc::SIGKILL)?;
+        supervisor.wait_gone(KILL_LIMIT).await;
+    }
     let layout = Layout::detect()?;
     let group = Group::new(&layout, &teardown::cgroup_of(config, namespace, id))?;
     group.kill_all(Duration::from_secs(5)).await?;
@@ -180,7 +186,7 @@ async fn salvage(
     group.remove(Duration::from_secs(5)).await?;
     Group::new(&layout, &config.cgroup_parent)?.remove_if_empty();
     PodFiles::remove(&dir.join("files"))?;
-    undo_network(config, reaper, namespace, id, budget).await?;
+    undo_network(config, reaper, namespace, id).await?;
     journal::remove(&dir)?;
     Ok(unknown(0))
 }
@@ -201,22 +207,9 @@ fn remove_runtime_state(config: &Config, namespace: &str, bundle: &Path) -> Resu
 }
 
 /// DEL where the record on disk owes one, then the netns by its name.
-async fn undo_network(
-    config: &Config,
-    reaper: &Reaper,
-    namespace: &str,
-    id: &str,
-    budget: Duration,
-) -> Result<()> {
-    let disk = NetworkRecord::at(config, namespace, id);
+async fn undo_network(config: &Config, reaper: &Reaper, namespace: &str, id: &str) -> Result<()> {
     kill_plugins(config, namespace, id, None).await?;
-    if disk.owes_del() {
-        network::del(config, reaper, &disk, config.del_timeout().min(budget))
-            .await
-            .map_err(|e| e.within("network clean-up pending").as_kind(Kind::Busy))?;
-    }
-    netns::unpin(&netns::path(config, namespace, id))?;
-    disk.remove()
+    gc::settle(config, reaper, &NetworkRecord::at(config, namespace, id)).await
 }
 
 /// What is left of a plugin that was at work when the supervisor was killed must not work on beside the DEL.
@@ -231,7 +224,7 @@ async fn kill_plugins(
 }
 
 fn refuse_supervised(record: &Record) -> Result<()> {
-    if !record.is_supervised() || record.supervisor == crate::process::Identity::own().ok() {
+    if !record.is_supervised() || record.supervisor == Identity::own().ok() {
         return Ok(());
     }
     let pid = record.supervisor.map_or(0, |s| s.pid);
@@ -375,7 +368,6 @@ fn directories(root: &Path) -> Vec<std::path::PathBuf> {
 mod tests {
     use super::*;
     use crate::container::{ExitRecord, Status};
-    use crate::process::Identity;
 
     fn container(init: Option<Identity>, exit: Option<ExitRecord>) -> ContainerRecord {
         ContainerRecord {

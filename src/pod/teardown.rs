@@ -44,6 +44,8 @@ pub(super) struct Scope {
     pub files: bool,
     /// Processes of the pod's own cgroup that belong to nothing we know.
     pub strays: bool,
+    /// DEL, and then the netns.
+    pub network: bool,
 }
 
 impl Scope {
@@ -53,6 +55,7 @@ impl Scope {
             containers: false,
             files: false,
             strays: false,
+            network: true,
         }
     }
 
@@ -62,6 +65,7 @@ impl Scope {
             containers: false,
             files: true,
             strays: true,
+            network: true,
         }
     }
 
@@ -71,6 +75,7 @@ impl Scope {
             containers: true,
             files: true,
             strays: true,
+            network: true,
         }
     }
 }
@@ -109,7 +114,7 @@ pub(super) async fn undo(
             run,
         ));
     }
-    if record.network.ours {
+    if scope.network && record.network.ours {
         if disk.owes_del() {
             let disk = disk.clone();
             let limit = config.del_timeout();
@@ -142,10 +147,7 @@ pub(super) fn verdict(report: &Report) -> Result<()> {
         .iter()
         .map(|(n, e)| format!("{n}: {e}"))
         .collect();
-    let network_only = report
-        .owed
-        .iter()
-        .all(|(n, _)| matches!(*n, "cni-del" | "netns"));
+    let network_only = report.owed.iter().all(|(n, _)| is_network(n));
     Err(if network_only {
         Error::new(
             Kind::Busy,
@@ -280,9 +282,10 @@ fn files_dir(dir: &Path) -> std::path::PathBuf {
 
 /// True when nothing of the pod is left that only its journal knows of; the network has a record of its own on disk.
 pub(super) fn is_over(record: &Record, report: &Report) -> bool {
-    record.containers.is_empty()
-        && report
-            .owed
-            .iter()
-            .all(|(n, _)| matches!(*n, "cni-del" | "netns"))
+    record.containers.is_empty() && report.owed.iter().all(|(n, _)| is_network(n))
+}
+
+/// Steps that the network's own record on disk remembers.
+pub(super) fn is_network(step: &str) -> bool {
+    matches!(step, "cni-del" | "netns")
 }

@@ -114,6 +114,7 @@ async fn serve(options: Options) -> Result<()> {
         .await
         .map_err(|e| Error::caused(Kind::Other, "start the server", e))?;
     signals::spawn(pod.clone())?;
+    pod.look_after_the_node();
     if let Some(ready) = options.ready {
         ready();
     }
@@ -138,6 +139,8 @@ async fn serve(options: Options) -> Result<()> {
         break;
     }
     end::orderly(server, socket, connections, &publisher).await;
+    // Everybody has their answers; only a DEL that is still owed keeps the process.
+    pod.keep().await;
     Ok(())
 }
 

@@ -170,7 +170,9 @@ fn networks_are_listed_with_their_pods() {
         );
         let table = podvisor(&["network", "ls"]).ok().stdout;
         assert!(
-            table.starts_with("NAME     PODS  FILE\ntestnet  1     /etc/cni/net.d/"),
+            table.starts_with("NAME     PODS  OWED  VERSION  PLUGINS")
+                && table.contains("\ntestnet  1     0     1.0.0    bridge")
+                && table.contains("/etc/cni/net.d/"),
             "{table}"
         );
         podvisor(&["rm", "-f", "web"]).ok();

@@ -1,0 +1,120 @@
+//! Who goes on retrying a DEL that fails: the supervisor while its pod is there, and as a *keeper* after that.
+//!
+//! A keeper is a supervisor whose pod was shut down with a DEL still owed: its socket is gone, its journal too, it only
+//! waits and retries, for `cni.keeper_time`; what is owed then is left to `podvisor gc` and to the next supervisor that
+//! starts on the node. Promises one log line per try.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::teardown::{self, Scope};
+use super::{Phase, Pod, gc, patience};
+use crate::network::{FIRST_PAUSE, Holder, LONGEST_PAUSE, NetworkRecord};
+use crate::process::Identity;
+
+/// How soon a keeper sees that somebody else has done its work.
+const LOOK: Duration = Duration::from_secs(1);
+
+impl Pod {
+    /// Retries in the background what stop, roll-back or the death of the infra process could not finish, until it is
+    /// done or the pod is made again or shut down.
+    pub(super) fn retry_network(&self) {
+        if !self.network_record().owes_del() || self.shared.retrying.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let pod = self.clone();
+        tokio::spawn(async move {
+            let mut pause = FIRST_PAUSE;
+            while pod.has_pending_network() {
+                sleep(pause).await;
+                let _work = pod.shared.work.lock().await;
+                // Stopped, or made again, while we waited for our turn?
+                if !pod.has_pending_network() {
+                    break;
+                }
+                if matches!(pod.lock().phase, Phase::Starting(_)) {
+                    continue;
+                }
+                let once = patience(Duration::ZERO);
+                let (config, reaper) = (pod.config(), &pod.shared.reaper);
+                teardown::undo(config, reaper, &pod.shared.journal, Scope::creation(), once).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            pod.shared.retrying.store(false, Ordering::Relaxed);
+        });
+    }
+
+    /// Stays until the DEL that is owed has succeeded, here or elsewhere, or the keeper's time is over, or SIGTERM. For
+    /// a process that serves nobody any more.
+    pub async fn keep(&self) {
+        let record = self.network_record();
+        if !record.owes_del() {
+            return;
+        }
+        let (config, id) = (self.config(), &self.shared.options.group);
+        let limit = config.keeper_time();
+        tracing::warn!(pod = %id, ?limit, "network clean-up pending; staying to retry");
+        let mut quit = self.shared.quit.subscribe();
+        let kept = timeout(limit, async {
+            tokio::select! {
+                () = keep_trying(self, &record) => {}
+                _ = quit.wait_for(|q| *q) => {}
+            }
+        });
+        if kept.await.is_err() {
+            tracing::error!(pod = %id, "network clean-up still pending; leaving it to podvisor gc");
+        }
+    }
+
+    fn has_pending_network(&self) -> bool {
+        !matches!(
+            self.lock().phase,
+            Phase::Ending | Phase::Ready | Phase::Parked
+        ) && self.network_record().owes_del()
+    }
+
+    /// What is written beside the network's markers before anything of it exists.
+    pub(super) fn holder(&self, netns: PathBuf) -> Holder {
+        let journal = &self.shared.journal;
+        journal.with(|r| Holder {
+            namespace: r.namespace.clone(),
+            sandbox_id: r.id.clone(),
+            name: r.name.clone(),
+            uid: r.uid.clone(),
+            pod_namespace: r.pod_namespace.clone(),
+            attempt: r.attempt,
+            netns,
+            boot_id: r.boot_id.clone(),
+            supervisor: r.supervisor,
+        })
+    }
+}
+
+async fn keep_trying(pod: &Pod, record: &NetworkRecord) {
+    let own = Identity::own().ok();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let next = Instant::now() + pause;
+        while Instant::now() < next {
+            sleep(LOOK.min(next.saturating_duration_since(Instant::now()))).await;
+            // Done by somebody else, or taken over by a new supervisor of the same id.
+            if !record.owes_del() || record.held_by().is_some_and(|by| Some(by) != own) {
+                return;
+            }
+        }
+        match gc::settle(pod.config(), &pod.shared.reaper, record).await {
+            Ok(()) => {
+                tracing::info!(step = "cni-del", "network cleaned up at last");
+                return;
+            }
+            Err(error) => {
+                let tries = record.debt().map_or(0, |d| d.tries);
+                tracing::warn!(step = "cni-del", tries, %error, "network not cleaned up");
+            }
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
