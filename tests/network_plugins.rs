@@ -17,6 +17,8 @@ mod support;
 
 #[path = "network_plugins/chain.rs"]
 mod chain;
+#[path = "network_plugins/check.rs"]
+mod check;
 #[path = "network_plugins/cycles.rs"]
 mod cycles;
 #[path = "network_plugins/links.rs"]
