@@ -23,8 +23,12 @@ mod check;
 mod cycles;
 #[path = "network_plugins/links.rs"]
 mod links;
+#[path = "network_plugins/lives.rs"]
+mod lives;
 #[path = "network_plugins/place.rs"]
 mod place;
+#[path = "network_plugins/ports.rs"]
+mod ports;
 #[path = "network_plugins/reach.rs"]
 mod reach;
 #[path = "network_plugins/wire.rs"]

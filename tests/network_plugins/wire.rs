@@ -140,7 +140,7 @@ fn ask_udp(to: SocketAddr) -> std::io::Result<String> {
 }
 
 /// Runs it on a thread in this netns.
-fn within<T: Send>(netns: &Path, body: impl FnOnce() -> T + Send) -> T {
+pub fn within<T: Send>(netns: &Path, body: impl FnOnce() -> T + Send) -> T {
     let file = File::open(netns).unwrap();
     std::thread::scope(|scope| {
         let thread = scope.spawn(move || {
