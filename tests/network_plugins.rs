@@ -8,7 +8,6 @@
 )]
 
 #[path = "launch/daemon.rs"]
-#[allow(dead_code, reason = "shared with the tests of launching")]
 mod daemon;
 #[path = "pod/kit.rs"]
 #[allow(dead_code, reason = "shared with the tests of pods")]

@@ -228,7 +228,7 @@ fn by_command(
         let status = eventually(BOUND, &format!("the end of {line:?}"), || {
             child.try_wait().unwrap()
         });
-        up.get_or_insert(status.success());
+        up = up.or(Some(status.success()));
     }
     podvisor(&remove);
     up == Some(true)

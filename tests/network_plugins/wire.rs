@@ -140,6 +140,10 @@ fn ask_udp(to: SocketAddr) -> std::io::Result<String> {
 }
 
 /// Runs it on a thread in this netns.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the thread ends afterwards, and the test owes nothing to the product's own way"
+)]
 pub fn within<T: Send>(netns: &Path, body: impl FnOnce() -> T + Send) -> T {
     let file = File::open(netns).unwrap();
     std::thread::scope(|scope| {
