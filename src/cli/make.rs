@@ -13,7 +13,6 @@ use tokio::time::Instant;
 
 use crate::client::{self, Client};
 use crate::error::{Context, Error, Kind, Result};
-use crate::launch;
 use crate::pod::record::{self, Record, State};
 use crate::proto::any;
 use crate::proto::sandbox::sandbox::{CreateSandboxRequest, StartSandboxRequest};
@@ -221,10 +220,6 @@ async fn give_up(host: &Host, id: &str, name: &str, failure: Failure) -> Failure
         output::complain(format!(
             "undo pod {name}: {e}; `podvisor rm -f {name}` tries again"
         ));
-    }
-    // No record names the socket of a supervisor that was killed before it wrote one.
-    if let Err(e) = launch::remove_own_socket(&host.config, &host.namespace, id) {
-        output::complain(format!("undo pod {name}: {e}"));
     }
     failure
 }

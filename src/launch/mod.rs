@@ -31,9 +31,11 @@ pub use socket::remove_dead as remove_dead_socket;
 pub const NAME: &str = "io.containerd.podvisor.v1";
 
 /// Removes the socket of a supervisor of our own (one without a daemon) that never came up or has died: a `start` that was
-/// killed could not. One that somebody listens on is left alone.
-pub fn remove_own_socket(config: &Config, namespace: &str, id: &str) -> Result<()> {
-    socket::remove_dead(&socket::path(config, None, "", namespace, id))
+/// killed could not. One that somebody listens on is left alone; false then.
+pub fn remove_own_socket(config: &Config, namespace: &str, id: &str) -> Result<bool> {
+    let path = socket::path(config, None, "", namespace, id);
+    socket::remove_dead(&path)?;
+    Ok(!path.exists())
 }
 
 /// `main` of containerd-shim-podvisor-v1.

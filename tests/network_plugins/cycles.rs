@@ -228,7 +228,7 @@ fn by_command(
         let status = eventually(BOUND, &format!("the end of {line:?}"), || {
             child.try_wait().unwrap()
         });
-        up = up.or(Some(status.success()));
+        let _ = *up.get_or_insert_with(|| status.success());
     }
     podvisor(&remove);
     up == Some(true)
