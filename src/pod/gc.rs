@@ -4,7 +4,7 @@
 //! is touched, also when its runtime directory was wiped away under it. Must never decide on a DEL by anything but the
 //! network's record.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -109,7 +109,7 @@ pub fn owed(config: &Config) -> Vec<OwedNetwork> {
 /// Everything that is left, in the order in which it is best settled.
 pub fn left(config: &Config) -> Vec<Left> {
     // Pins first: one that is listed here has its journal already, if it is ever to have one.
-    let pins = names(&config.runtime_root.join("netns"));
+    let pins = pinned(config);
     let pods = record::list(config, None);
     let mut left = Vec::new();
     for found in pods {
@@ -241,6 +241,16 @@ fn keep(config: &Config, namespace: &str, id: &str) -> Option<String> {
     busy.then(|| "its cgroup is there, so that it may run".into())
 }
 
+/// What is pinned, by the netns' file: a user namespace pinned beside one (`<hash>.user`) belongs to it and goes with it.
+fn pinned(config: &Config) -> BTreeSet<OsString> {
+    let stem = |name: OsString| match name.to_str().and_then(|n| n.strip_suffix(".user")) {
+        Some(stem) => stem.into(),
+        None => name,
+    };
+    let files = names(&config.runtime_root.join("netns")).into_iter();
+    files.map(stem).collect()
+}
+
 /// Links of ours whose pin is gone.
 fn dangling(config: &Config) -> Vec<PathBuf> {
     let pins = config.runtime_root.join("netns");
@@ -340,7 +350,11 @@ mod tests {
         fs::create_dir_all(&pins).unwrap();
         fs::write(pins.join("0123"), "").unwrap();
         let held = record(&config, "alive", crate::process::Identity::own().ok());
-        fs::write(pins.join(held.dir().file_name().unwrap()), "").unwrap();
+        let hash = held.dir().file_name().unwrap().to_owned();
+        fs::write(pins.join(&hash), "").unwrap();
+        let mut user = hash;
+        user.push(".user");
+        fs::write(pins.join(user), "").unwrap();
         let left = left(&config);
         assert!(
             matches!(&left[..], [Left::Netns { path, user: None }] if path.ends_with("0123")),
