@@ -178,7 +178,7 @@ fn fetch(from: &Neighbour, url: &str) -> Option<()> {
     (got.code == Some(0)).then(|| assert_eq!(got.stdout, "hello\n"))
 }
 
-/// What containers of a network with only nftables are given.
+/// The newer generation only: of bridge and portmap alike.
 #[test]
 fn ports_published_by_nftables_are_reached_and_leave_no_rule() {
     each_set(
