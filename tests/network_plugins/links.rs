@@ -191,3 +191,43 @@ fn a_pod_on_a_bridge_and_a_point_to_point_link_is_reached_on_both() {
         },
     );
 }
+
+/// Wishes of annotations, those of the second interface by its name.
+#[test]
+fn addresses_and_macs_that_were_asked_for_are_given() {
+    each_set(
+        "links::addresses_and_macs_that_were_asked_for_are_given",
+        || {},
+        |set| {
+            let mut first = bridge(&["10.87.1.0/24"]);
+            first["capabilities"] = json!({"mac": true, "ips": true});
+            // On the same bridge, without a gateway: the bridge has its address.
+            let mut second = bridge(&[]);
+            second["isGateway"] = json!(false);
+            second["ipMasq"] = json!(false);
+            second["ipam"] = json!({"type": "host-local", "routes": []});
+            second["capabilities"] = json!({"mac": true, "ipRanges": true});
+            network("pods", vec![first]);
+            network("more", vec![second]);
+            let wishes = [
+                ("io.podvisor.mac", "0a:00:00:00:00:11"),
+                ("io.podvisor.ips", "10.87.1.77"),
+                ("io.podvisor.mac.net1", "0a:00:00:00:00:22"),
+                ("io.podvisor.ip-ranges.net1", "10.87.9.0/28"),
+            ];
+            let pod = Up::on("pods,more@net1", &format!("one-{}", set.name), &wishes);
+            assert_eq!(pod.ips(), ["10.87.1.77"]);
+            for (interface, mac, ip) in [
+                ("eth0", "0a:00:00:00:00:11", "10.87.1.77/24"),
+                ("net1", "0a:00:00:00:00:22", "10.87.9.2/28"),
+            ] {
+                let shown = pod.tool("ip", &["addr", "show", interface]);
+                assert!(shown.contains(mac) && shown.contains(ip), "{shown}");
+            }
+            let info = pod.info();
+            let attachments = &info["podvisor"]["network"]["attachments"];
+            assert_eq!(ips(&attachments[1]["ips"]), ["10.87.9.2"]);
+            pod.shut();
+        },
+    );
+}
