@@ -167,8 +167,11 @@ fn kills(set: &Set, cycles: u64) {
     // Without masquerading: the bridge plugin forgets its rules when it is killed half way.
     let ipam = host_local(&["10.87.1.0/29"]);
     let bridge = json!({"type": "bridge", "bridge": "pvt0", "isGateway": true, "ipam": ipam});
-    network("pods", vec![bridge]);
+    let firewall = json!({"type": "firewall", "backend": "iptables"});
+    network("pods", vec![bridge, portmap(), firewall]);
     let rootfs = rootfs::make();
+    // What the plugins make once and keep.
+    run_rm(0, 0, &rootfs);
     let before = Snapshot::take();
     let mut moments = Moments(0x0bad_5eed + u64::from(set.is_old()));
     let mut up = 0;
@@ -210,10 +213,10 @@ fn by_command(
     pauses: [Duration; 2],
 ) -> bool {
     let mut up = None;
-    let run = ["run", "-d", "--name", name, "--rootfs", rootfs.str()];
+    let run = ["run", "-d", "--name", name, "-p", "8080:80", "--rootfs"];
     // It ends when it is asked to.
     let script = "trap exit TERM; sleep 600 & wait";
-    let sleep = ["--", "/bin/sh", "-c", script];
+    let sleep = [rootfs.str(), "--", "/bin/sh", "-c", script];
     let remove = ["rm", "-f", name];
     let lines = [[&run[..], &sleep[..]].concat(), remove.to_vec()];
     for (line, pause) in lines.iter().zip(pauses) {
