@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use podvisor::client::Client;
 use podvisor::proto::cri::sandbox_config::{PodSandboxConfig, PortMapping, Protocol};
@@ -10,7 +11,7 @@ use podvisor::proto::sandbox::sandbox as wire;
 use serde_json::{Value, json};
 
 use crate::kit::{self, Pod};
-use crate::support::{Snapshot, cni, require, run, sandboxed};
+use crate::support::{Sandbox, Snapshot, cni, require, run};
 
 /// The newest version of CNI that both generations speak.
 pub const BOTH: &str = "1.0.0";
@@ -33,7 +34,9 @@ pub fn each_set(name: &str, prepare: impl Fn(), body: impl Fn(&Set)) {
     if !require::cni_plugins() {
         return;
     }
-    sandboxed(name, || {
+    let minutes = if name.ends_with("_slow") { 30 } else { 5 };
+    let machine = Sandbox::new(name).bound(Duration::from_secs(60 * minutes));
+    machine.run(|| {
         tool("ip", &["link", "add", "pvt0", "type", "bridge"]);
         prepare();
         for (name, dir) in cni::plugin_sets() {
