@@ -118,7 +118,12 @@ enum Victim {
 /// Processes of this kind that run now.
 fn victims(kind: Victim, plugins: &Path) -> Vec<i32> {
     if matches!(kind, Victim::Supervisor) {
-        return shims();
+        // Not the guards of plugins, which are forks of the supervisor: they end the plugins of one that was killed.
+        let guard = |pid: &i32| {
+            fs::read_to_string(format!("/proc/{pid}/comm"))
+                .is_ok_and(|n| n.trim() == "podvisor-guard")
+        };
+        return shims().into_iter().filter(|pid| !guard(pid)).collect();
     }
     let pids = fs::read_dir("/proc").unwrap().flatten();
     pids.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok())
