@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::client;
 use crate::error::{Error, Kind, Result};
+use crate::launch;
 use crate::network::NetworkRecord;
 use crate::pod;
 use crate::pod::record::{self, Found, Record, State};
@@ -81,12 +82,12 @@ pub async fn pod(host: &Host, found: &Found, force: bool) -> Result<()> {
         let undone = from_journal(host, id, force).await;
         // Nothing but the network's own record is left: it is listed by that, and the rest must not stand in its way.
         if undone.is_err() && !host.pod_dir(id).join(record::FILE).exists() && owes(host, id) {
-            forget(host, id, name.as_deref())?;
+            forget(host, id, name.as_deref()).await?;
         }
         undone?;
     }
     owed(host, id, force)?;
-    forget(host, id, name.as_deref())
+    forget(host, id, name.as_deref()).await
 }
 
 /// What a creation that failed has left: the same, by force, whatever state it is in.
@@ -95,7 +96,7 @@ pub async fn unfinished(host: &Host, id: &str, name: &str) -> Result<()> {
     match record::read(&dir) {
         Ok(record) => pod(host, &Found::Record(Box::new(record)), true).await,
         // No supervisor got far enough to write a journal.
-        Err(e) if e.is_gone() => forget(host, id, Some(name)),
+        Err(e) if e.is_gone() => forget(host, id, Some(name)).await,
         Err(e) => {
             let found = Found::Broken {
                 namespace: host.namespace.clone(),
@@ -267,7 +268,7 @@ fn owes(host: &Host, id: &str) -> bool {
 }
 
 /// Directory last but one, name last.
-fn forget(host: &Host, id: &str, name: Option<&str>) -> Result<()> {
+async fn forget(host: &Host, id: &str, name: Option<&str>) -> Result<()> {
     let dir = host.pod_dir(id);
     if let Some(mount) = mount_below(&dir)? {
         return Err(Error::new(
@@ -278,7 +279,7 @@ fn forget(host: &Host, id: &str, name: Option<&str>) -> Result<()> {
             ),
         ));
     }
-    remove_socket(host, &dir);
+    remove_socket(host, id).await;
     match fs::remove_dir_all(&dir) {
         Ok(()) => {}
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -290,10 +291,15 @@ fn forget(host: &Host, id: &str, name: Option<&str>) -> Result<()> {
     }
 }
 
-/// The socket of a supervisor that was killed, when its record could not say where. Only one that nobody listens on.
-fn remove_socket(host: &Host, dir: &Path) {
-    if let Some(path) = own_socket(host, dir).filter(|path| !client::is_live(path)) {
-        let _ = fs::remove_file(path);
+/// The socket of a supervisor that was killed, whatever of its record there is. One that has just got the signal, or whose
+/// helper was killed and which is about to leave, still listens for a moment: it is waited for.
+async fn remove_socket(host: &Host, id: &str) {
+    let end = Instant::now() + LEAVE_LIMIT;
+    loop {
+        match launch::remove_own_socket(&host.config, &host.namespace, id) {
+            Ok(false) if Instant::now() < end => tokio::time::sleep(LOOK_AGAIN).await,
+            _ => return,
+        }
     }
 }
 

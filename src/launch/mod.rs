@@ -8,6 +8,7 @@ use std::env;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
 
 mod bootstrap;
@@ -28,6 +29,14 @@ pub use socket::remove_dead as remove_dead_socket;
 
 /// Runtime type name of this shim.
 pub const NAME: &str = "io.containerd.podvisor.v1";
+
+/// Removes the socket of a supervisor of our own (one without a daemon) that never came up or has died: a `start` that was
+/// killed could not. One that somebody listens on is left alone; false then.
+pub fn remove_own_socket(config: &Config, namespace: &str, id: &str) -> Result<bool> {
+    let path = socket::path(config, None, "", namespace, id);
+    socket::remove_dead(&path)?;
+    Ok(!path.exists())
+}
 
 /// `main` of containerd-shim-podvisor-v1.
 pub fn main() -> ExitCode {
