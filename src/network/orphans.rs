@@ -7,8 +7,13 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::error::{Error, Kind, Result};
 use crate::process::Identity;
+
+/// Name of a guard's process.
+const GUARD: &str = "podvisor-guard";
 
 /// SIGKILL to what is left of this attachment's plugins, and waits until it is gone.
 ///
@@ -24,32 +29,54 @@ pub async fn kill_orphans(
         format!("CNI_CONTAINERID={container_id}"),
         format!("CNI_NETNS={}", netns.display()),
     ];
-    let mut left = None;
-    for orphan in orphans(&marks, supervisor) {
-        tracing::warn!(
-            pid = orphan.pid,
-            id = container_id,
-            "a plugin's process outlived its supervisor: killed"
-        );
-        orphan.signal(libc::SIGKILL)?;
-        if !orphan.wait_gone(limit).await {
-            left = Some(orphan.pid);
+    let end = Instant::now() + limit;
+    // Guards of a dead supervisor end what is below them: they know more than an environment tells. Until they are done,
+    // and until nobody is left who could fork another.
+    loop {
+        let orphans = orphans(&marks, supervisor);
+        let guards = supervisor.map(guards).unwrap_or_default();
+        if orphans.is_empty() && guards.is_empty() {
+            return Ok(());
         }
-    }
-    match left {
-        None => Ok(()),
-        Some(pid) => Err(Error::new(
-            Kind::Deadline,
-            format!(
-                "end process {pid} of a CNI plugin whose supervisor has died: it hangs in the kernel"
-            ),
-        )),
+        for orphan in &orphans {
+            tracing::warn!(
+                pid = orphan.pid,
+                id = container_id,
+                "a plugin's process outlived its supervisor: killed"
+            );
+            orphan.signal(libc::SIGKILL)?;
+        }
+        for process in orphans.iter().chain(&guards) {
+            let left = end.saturating_duration_since(Instant::now());
+            if !process.wait_gone(left).await {
+                return Err(Error::new(
+                    Kind::Deadline,
+                    format!(
+                        "end process {} of a CNI plugin whose supervisor has died: it hangs in the kernel",
+                        process.pid
+                    ),
+                ));
+            }
+        }
     }
 }
 
-fn orphans(marks: &[String], supervisor: Option<i32>) -> Vec<Identity> {
+/// Guards (see `sys::guard`) of the dead supervisor: processes of its session that bear their name.
+fn guards(supervisor: i32) -> Vec<Identity> {
+    let is_guard = |pid: i32| {
+        let who = Identity::of(pid).ok()?;
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        (name.trim_end() == GUARD && session(pid)? == supervisor && who.is_alive()).then_some(who)
+    };
+    processes().filter_map(is_guard).collect()
+}
+
+fn processes() -> impl Iterator<Item = i32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = processes.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    processes.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok())
+}
+
+fn orphans(marks: &[String], supervisor: Option<i32>) -> Vec<Identity> {
     let is_one = |pid: i32| {
         // First who it is: what is read afterwards is this process' own, or the signal reaches nobody.
         let who = Identity::of(pid).ok()?;
@@ -58,9 +85,9 @@ fn orphans(marks: &[String], supervisor: Option<i32>) -> Vec<Identity> {
             Some(dead) => session == dead,
             None => Identity::of(session).map_or(true, |leader| !leader.is_alive()),
         };
-        (of_dead && has_marks(pid, marks)).then_some(who)
+        (of_dead && has_marks(pid, marks) && who.is_alive()).then_some(who)
     };
-    pids.filter_map(is_one).collect()
+    processes().filter_map(is_one).collect()
 }
 
 fn has_marks(pid: i32, marks: &[String]) -> bool {
