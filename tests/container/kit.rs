@@ -233,18 +233,25 @@ impl Log {
 /// Until the program has taken the runtime's place and runs what it was told (or is gone): `start` may answer before,
 /// and a listing of processes would differ.
 async fn settled(pid: u32) {
-    let line = || fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    // The kernel changes the line first and the name a moment later.
-    let named = || {
-        let (line, name) = (line(), fs::read_to_string(format!("/proc/{pid}/comm")));
-        let program = line.split('\0').next().unwrap_or_default();
-        line.is_empty() || name.map_or(true, |name| program.ends_with(name.trim_end()))
+    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}"));
+    // A zombie has an empty line as well, and so has a process in the middle of an exec: only its state tells them apart.
+    let ended = || {
+        let stat = read("stat").unwrap_or_default();
+        let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        state.is_empty() || state.starts_with(['Z', 'X'])
     };
-    while line().contains("init")
-        || line().contains("--root")
-        || line().starts_with("/bin/sh\0-c\0sleep")
-        || !named()
-    {
+    let runs = || {
+        let (line, name) = (read("cmdline"), read("comm"));
+        let (line, name) = (line.unwrap_or_default(), name.unwrap_or_default());
+        let program = line.split('\0').next().unwrap_or_default();
+        // The kernel changes the line first and the name a moment later.
+        !line.is_empty()
+            && program.ends_with(name.trim_end())
+            && !line.contains("init")
+            && !line.contains("--root")
+            && !line.starts_with("/bin/sh\0-c\0sleep")
+    };
+    while !ended() && !runs() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
