@@ -117,7 +117,7 @@ impl Plan {
     pub fn new(config: &Config, request: Request) -> Result<Self> {
         let mut plan = Self::blank(&request);
         if let Some(spec) = &request.spec {
-            plan.take_spec(spec);
+            plan.take_spec(spec)?;
         }
         if let Some(pod) = &request.config {
             plan.take_pod(pod)?;
@@ -180,8 +180,14 @@ impl Plan {
         }
     }
 
-    fn take_spec(&mut self, spec: &Spec) {
+    fn take_spec(&mut self, spec: &Spec) -> Result<()> {
         let listed = spec.namespaces();
+        if listed.iter().any(|(kind, _)| kind == "user") {
+            return Err(Error::new(
+                Kind::Unsupported,
+                "make the pod's user namespace from an OCI spec: not built yet; send a PodSandboxConfig with userns_options",
+            ));
+        }
         let of = |kind: &str| match listed.iter().find(|(k, _)| k == kind) {
             None => Namespace::Host,
             Some((_, None)) => Namespace::New,
@@ -197,6 +203,7 @@ impl Plan {
         }
         self.cgroups_path = spec.cgroups_path().map(str::to_owned);
         self.annotations.extend(spec.annotations());
+        Ok(())
     }
 
     fn take_pod(&mut self, pod: &PodSandboxConfig) -> Result<()> {
