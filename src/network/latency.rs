@@ -12,8 +12,8 @@ use std::time::Duration;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
-use super::disk;
 use super::plugin::Command;
+use super::{disk, kept};
 use crate::config::Config;
 
 const FILE: &str = ".cni-latency";
@@ -59,10 +59,7 @@ pub type Latencies = BTreeMap<String, BTreeMap<String, Histogram>>;
 
 /// What there is since the boot; nothing where there is no file, or none that can be believed.
 pub fn latencies(config: &Config) -> Latencies {
-    let text = disk::read(&config.runtime_root.join(FILE));
-    text.ok()
-        .and_then(|text| serde_json::from_slice(&text).ok())
-        .unwrap_or_default()
+    kept::read(config, FILE)
 }
 
 /// Adds one chain.

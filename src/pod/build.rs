@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::join::{Job, Outcome};
+use super::journal::files_dir;
 use super::plan::{NetworkPlan, Plan, Wanted};
 use super::record::{Attached, Effect, State};
 use super::teardown::{self, Scope};
@@ -41,8 +42,8 @@ impl Pod {
             return Ok(());
         };
         // Nothing but files was begun; what cannot be removed stays on record for `delete`.
-        let undone =
-            PodFiles::remove(&self.files_dir()).and_then(|()| self.shared.journal.discard(before));
+        let undone = PodFiles::remove(&files_dir(self.shared.journal.dir()))
+            .and_then(|()| self.shared.journal.discard(before));
         if let Err(undo) = undone {
             tracing::warn!(error = %undo, "take a refused sandbox back");
         }
@@ -72,16 +73,14 @@ impl Pod {
             r.effects.files = Effect::Intent;
         })?;
         let files = PodFiles {
-            hostname: match plan.hostname.is_empty() {
-                true => host_name(),
-                false => plan.hostname.clone(),
-            },
+            // Empty on the host's network: the host's name then.
+            hostname: plan.hostname.clone(),
             dns: plan.dns.clone(),
             host_network: plan.network == NetworkPlan::Host,
             host_ipc: plan.infra.ipc == Namespace::Host,
             shm_size: plan.shm_size(),
         };
-        let made = files.make(&self.files_dir())?;
+        let made = files.make(&files_dir(self.shared.journal.dir()))?;
         journal.update(|r| {
             r.files = Some(made);
             r.effects.files = Effect::Done;
@@ -440,7 +439,7 @@ impl Pod {
             .iter()
             .map(|ip| ip.split('/').next().unwrap_or(ip).to_owned())
             .collect();
-        if let Err(error) = files.set_addresses(&self.files_dir(), &bare) {
+        if let Err(error) = files.set_addresses(&files_dir(self.shared.journal.dir()), &bare) {
             tracing::warn!(%error, "write the pod's addresses to its hosts file");
         }
     }
@@ -479,10 +478,6 @@ impl Pod {
                 }
             }
         }
-    }
-
-    pub(super) fn files_dir(&self) -> PathBuf {
-        self.shared.journal.dir().join("files")
     }
 
     /// Sees the infra process end by itself.
@@ -539,13 +534,6 @@ struct CgroupPaths {
     pod: String,
     infra: String,
     ours: bool,
-}
-
-fn host_name() -> String {
-    nix::unistd::gethostname()
-        .ok()
-        .and_then(|n| n.into_string().ok())
-        .unwrap_or_else(|| "localhost".into())
 }
 
 /// A cgroup that the caller named is emptied and removed with the pod: it must not hold anybody now.

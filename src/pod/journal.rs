@@ -221,6 +221,11 @@ pub fn make_dir(root: &Path, dir: &Path) -> Result<()> {
     all.into_iter().flatten().try_for_each(check_private)
 }
 
+/// Where the pod's files (hostname, hosts, resolv.conf, shm) are in its runtime directory.
+pub fn files_dir(dir: &Path) -> PathBuf {
+    dir.join("files")
+}
+
 /// Replaces the journal in `dir` whole.
 pub fn write(dir: &Path, record: &Record) -> Result<()> {
     let text = serde_json::to_vec(record)

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
 use tokio::time::{Instant, sleep};
@@ -185,7 +185,7 @@ async fn salvage(config: &Config, reaper: &Reaper, namespace: &str, id: &str) ->
     }
     group.remove(Duration::from_secs(5)).await?;
     Group::new(&layout, &config.cgroup_parent)?.remove_if_empty();
-    PodFiles::remove(&dir.join("files"))?;
+    PodFiles::remove(&journal::files_dir(&dir))?;
     undo_network(config, reaper, namespace, id).await?;
     journal::remove(&dir)?;
     Ok(unknown(0))
@@ -292,7 +292,7 @@ fn unknown(pid: u32) -> Deleted {
     Deleted {
         pid,
         exit_status: UNKNOWN,
-        exited_at: clock::unix_nanos(SystemTime::now()),
+        exited_at: now_nanos(),
     }
 }
 

@@ -3,10 +3,9 @@
 //! Newest first; DEL before the netns goes; the record is told of every step that is done, so that whoever comes next
 //! begins where we ended. Nothing the caller gave is touched (law 6).
 
-use std::path::Path;
 use std::time::Duration;
 
-use super::journal::Journal;
+use super::journal::{Journal, files_dir};
 use super::record::{Effect, Record};
 use crate::cgroup::{Group, Layout};
 use crate::config::Config;
@@ -274,10 +273,6 @@ async fn remove_files(journal: &Journal) -> Result<()> {
         r.files = None;
     });
     Ok(())
-}
-
-fn files_dir(dir: &Path) -> std::path::PathBuf {
-    dir.join("files")
 }
 
 /// True when nothing of the pod is left that only its journal knows of; the network has a record of its own on disk.
