@@ -7,9 +7,13 @@ mod execs;
 mod hangs;
 #[path = "container/kit.rs"]
 mod kit;
+#[path = "container/loggers.rs"]
+mod loggers;
 #[path = "container/streams.rs"]
 mod streams;
 mod support;
+#[path = "container/terminals.rs"]
+mod terminals;
 #[path = "container/undoing.rs"]
 mod undoing;
 
@@ -245,14 +249,6 @@ fn a_failed_create_leaves_nothing_and_the_id_is_free() {
             request.options.binary = "no-runc".into();
             let text = refused("runtime", request).await;
             assert!(text.contains("\"no-runc\""), "{text}");
-            refused(
-                "terminal",
-                CreateRequest {
-                    terminal: true,
-                    ..good()
-                },
-            )
-            .await;
             refused(
                 "checkpoint",
                 CreateRequest {

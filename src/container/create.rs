@@ -20,7 +20,7 @@ use crate::mount;
 use crate::oci::{self, Runtime};
 use crate::process::Child;
 use crate::spec::Spec;
-use crate::stdio::{self, Io};
+use crate::stdio::Io;
 use crate::sys;
 
 /// Parent of the runtimes' state directories when the options name none: where daemons look.
@@ -41,9 +41,6 @@ pub(super) async fn create(shared: &Arc<Shared>, request: CreateRequest) -> Resu
 async fn attempt(shared: &Arc<Shared>, request: CreateRequest) -> Result<u32> {
     crate::id::check("container id", &request.id)?;
     shared.is_free(&request.id)?;
-    if request.terminal {
-        return Err(unsupported("terminals are not built yet"));
-    }
     if !request.checkpoint.is_empty() {
         return Err(unsupported("restoring from a checkpoint is not built yet"));
     }
@@ -118,6 +115,7 @@ impl Plan {
             stdout: request.stdout.clone(),
             stderr: request.stderr.clone(),
             terminal: request.terminal,
+            logger: None,
         };
         Ok(Self {
             fixed,
@@ -172,16 +170,9 @@ async fn build(
         spec.write(&request.bundle)?;
     }
     mount_rootfs(request).await?;
-    let mut io = Io::open(&stdio::Request {
-        stdin: request.stdin.clone(),
-        stdout: request.stdout.clone(),
-        stderr: request.stderr.clone(),
-        terminal: false,
-        uid: request.options.io_uid,
-        gid: request.options.io_gid,
-        direct: true,
-    })
-    .await?;
+    let streams = container.inner().init.streams.clone();
+    let mut io = shared.open_streams(container, streams, true).await?;
+    container.inner().record.logger = io.logger();
     let child = run(shared, container, request, &mut io).await?;
     let group = Group::of_process(layout, child.pid()).ok();
     {
@@ -238,11 +229,13 @@ async fn run(
     remove_stale(&pid_file)?;
     // From before the fork: init may end before its pid is read.
     let held = shared.reaper.hold_unknown();
+    let console = io.console_socket();
     let create = oci::Create {
         bundle: &fixed.bundle,
         pid_file: &pid_file,
         no_pivot_root: request.options.no_pivot_root,
         no_new_keyring: request.options.no_new_keyring,
+        console: console.as_deref(),
         stdio: io.take_child_stdio()?,
     };
     container
@@ -250,6 +243,7 @@ async fn run(
         .await?;
     let child = shared.reaper.adopt(read_pid(&pid_file)?);
     drop(held);
+    container.unless_cancelled(io.take_terminal()).await?;
     child
 }
 

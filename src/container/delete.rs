@@ -130,7 +130,7 @@ async fn drain(id: &str, io: &Io, end: Instant) {
     {
         tracing::debug!(id, "somebody still holds the output; closed");
     }
-    io.close();
+    io.finish().await;
 }
 
 fn deleted(pid: u32, exit: ExitRecord) -> Deleted {

@@ -15,7 +15,7 @@ use super::table::{Container, Shared};
 use crate::error::{Context, Error, Kind, Result};
 use crate::oci;
 use crate::process::Child;
-use crate::stdio::{self, Io};
+use crate::stdio::Io;
 
 /// See [`super::Containers::exec`].
 pub(super) fn add(
@@ -26,13 +26,7 @@ pub(super) fn add(
     process_json: &[u8],
 ) -> Result<()> {
     crate::id::check("exec id", exec_id)?;
-    if streams.terminal {
-        return Err(Error::new(
-            Kind::Unsupported,
-            format!("exec {exec_id}: terminals are not built yet"),
-        ));
-    }
-    let json = process_object(exec_id, process_json)?;
+    let json = process_object(exec_id, process_json, streams.terminal)?;
     let mut inner = container.inner();
     inner.may_exec()?;
     if inner.execs.contains_key(exec_id) {
@@ -112,23 +106,22 @@ async fn launch(
     streams: Streams,
 ) -> Result<(Child, Io)> {
     let fixed = &container.fixed;
-    let mut io = Io::open(&stdio::Request {
-        stdin: streams.stdin,
-        stdout: streams.stdout,
-        stderr: streams.stderr,
-        terminal: false,
-        uid: fixed.io_owner.0,
-        gid: fixed.io_owner.1,
-        direct: false,
-    })
-    .await?;
+    let window = container.inner().process(exec_id)?.window;
+    let sized = match window.filter(|_| streams.terminal) {
+        Some(window) => Some(with_window(exec_id, json, window)?),
+        None => None,
+    };
+    let json = sized.as_deref().unwrap_or(json);
+    let mut io = shared.open_streams(container, streams, false).await?;
     let files = Files::write(&fixed.bundle, exec_id, json)?;
     // From before the fork: the process may end before its pid is read.
     let held = shared.reaper.hold_unknown();
+    let console = io.console_socket();
     let exec = oci::Exec {
         bundle: &fixed.bundle,
         process: &files.process,
         pid_file: &files.pid,
+        console: console.as_deref(),
         stdio: io.take_child_stdio()?,
     };
     container
@@ -136,6 +129,10 @@ async fn launch(
         .await?;
     let child = shared.reaper.adopt(read_pid(&files.pid)?)?;
     drop(held);
+    if let Err(error) = container.unless_cancelled(io.take_terminal()).await {
+        let _ = child.signal(libc::SIGKILL);
+        return Err(error);
+    }
     Ok((child, io))
 }
 
@@ -172,8 +169,18 @@ impl Drop for Files {
     }
 }
 
-/// The `process` object with `terminal` as the request has it (false: terminals were refused before).
-fn process_object(exec_id: &str, json: &[u8]) -> Result<Vec<u8>> {
+/// With the size of a window asked for before the start: the program may look at it before we have its terminal.
+fn with_window(exec_id: &str, json: &[u8], (width, height): (u16, u16)) -> Result<Vec<u8>> {
+    let what = || format!("read the process of exec {exec_id}");
+    let mut object: Map<String, Value> =
+        serde_json::from_slice(json).map_err(|e| Error::caused(Kind::Invalid, what(), e))?;
+    let size = serde_json::json!({"height": height, "width": width});
+    object.insert("consoleSize".into(), size);
+    serde_json::to_vec(&object).map_err(|e| Error::caused(Kind::Invalid, what(), e))
+}
+
+/// The `process` object with `terminal` as the request has it.
+fn process_object(exec_id: &str, json: &[u8], terminal: bool) -> Result<Vec<u8>> {
     let what = || format!("read the process of exec {exec_id}");
     let mut object: Map<String, Value> =
         serde_json::from_slice(json).map_err(|e| Error::caused(Kind::Invalid, what(), e))?;
@@ -187,7 +194,7 @@ fn process_object(exec_id: &str, json: &[u8]) -> Result<Vec<u8>> {
             format!("{}: args is empty", what()),
         ));
     }
-    object.insert("terminal".into(), Value::Bool(false));
+    object.insert("terminal".into(), Value::Bool(terminal));
     serde_json::to_vec(&object).map_err(|e| Error::caused(Kind::Invalid, what(), e))
 }
 
@@ -199,12 +206,17 @@ mod tests {
     fn a_process_needs_arguments_and_keeps_what_we_do_not_know() {
         for bad in ["", "[]", "{}", "{\"args\":[]}", "{\"args\":[\"x\"]"] {
             assert_eq!(
-                process_object("e", bad.as_bytes()).map_err(|e| e.kind()),
+                process_object("e", bad.as_bytes(), false).map_err(|e| e.kind()),
                 Err(Kind::Invalid),
                 "{bad}"
             );
         }
-        let got = process_object("e", br#"{"terminal":true,"args":["x"],"vendor":1.50}"#).unwrap();
+        let got = process_object(
+            "e",
+            br#"{"terminal":true,"args":["x"],"vendor":1.50}"#,
+            false,
+        )
+        .unwrap();
         assert_eq!(
             String::from_utf8_lossy(&got),
             r#"{"terminal":false,"args":["x"],"vendor":1.5}"#

@@ -132,7 +132,7 @@ impl Containers {
     /// Makes a container and answers the pid of its init.
     ///
     /// # Errors
-    /// Exists for an id in use; Unsupported for a terminal or a checkpoint; Cancelled when the pod was stopped
+    /// Exists for an id in use; Unsupported for a checkpoint; Cancelled when the pod was stopped
     /// meanwhile. Whatever the error, nothing of the container is left and nothing was announced.
     pub async fn create(&self, request: CreateRequest) -> Result<u32> {
         create::create(&self.shared, request).await
@@ -154,7 +154,7 @@ impl Containers {
     /// Registers another process of a container; `process_json` is the `process` object of an OCI spec.
     ///
     /// # Errors
-    /// NotFound, Exists, Invalid (the JSON), State (paused or stopped), Unsupported (terminal).
+    /// NotFound, Exists, Invalid (the JSON), State (paused or stopped).
     #[allow(clippy::too_many_arguments, reason = "the fields of one request")]
     pub async fn exec(
         &self,
@@ -229,6 +229,17 @@ impl Containers {
     /// NotFound.
     pub fn close_io(&self, id: &str, exec_id: &str) -> Result<()> {
         self.shared.container(id)?.close_stdin(exec_id)
+    }
+
+    /// Sets the size of a terminal's window, characters, now or as soon as there is one.
+    ///
+    /// # Errors
+    /// NotFound.
+    pub fn resize(&self, id: &str, exec_id: &str, width: u32, height: u32) -> Result<()> {
+        let side = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
+        self.shared
+            .container(id)?
+            .resize(exec_id, side(width), side(height))
     }
 
     /// Freezes a running container.

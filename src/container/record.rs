@@ -44,6 +44,9 @@ pub struct ContainerRecord {
     pub stderr: String,
     /// See `stdin`.
     pub terminal: bool,
+    /// The logging program that reads the outputs.
+    #[serde(default)]
+    pub logger: Option<Identity>,
 }
 
 /// How a process ended.

@@ -43,6 +43,8 @@ pub(super) struct Process {
     pub streams: Streams,
     /// CloseIO came, maybe before there was anything to close.
     pub stdin_closed: bool,
+    /// ResizePty came: width and height, maybe before there was a terminal.
+    pub window: Option<(u16, u16)>,
     /// Holds the exit once it is announced; waiters of a process that is dropped learn it from the closed channel.
     pub exit: watch::Sender<Option<ExitRecord>>,
 }
@@ -77,6 +79,7 @@ impl Process {
             io: None,
             streams,
             stdin_closed: false,
+            window: None,
             exit: watch::Sender::new(None),
         }
     }
@@ -99,6 +102,11 @@ impl Process {
         io.start();
         if self.stdin_closed {
             io.close_stdin();
+        }
+        if let Some((width, height)) = self.window
+            && let Err(error) = io.resize(width, height)
+        {
+            tracing::debug!(%error, "a terminal has not the size that was asked for");
         }
         self.child = Some(child);
         self.io = Some(Arc::new(io));
@@ -293,6 +301,7 @@ mod tests {
             stdout: String::new(),
             stderr: String::new(),
             terminal: false,
+            logger: None,
         })
     }
 

@@ -15,12 +15,13 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::TaskState;
 use super::event::Announcer;
 use super::record::{Events, ExitRecord, Ledger};
-use super::state::{Inner, Phase};
+use super::state::{Inner, Phase, Streams};
 use crate::clock::from_unix_nanos;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::oci::Runtime;
 use crate::process::{Child, Reaper};
+use crate::stdio::{self, Io};
 
 /// Execs being started at a time in one container: each is a run of the OCI runtime with its memory. Not shared between
 /// containers, or one whose execs hang would hold up the others.
@@ -174,6 +175,29 @@ impl Shared {
         self.ledger.forget(&container.fixed.id)
     }
 
+    /// The streams of a process of `container`; `direct`: see [`stdio::Request::direct`].
+    pub async fn open_streams(
+        &self,
+        container: &Container,
+        streams: Streams,
+        direct: bool,
+    ) -> Result<Io> {
+        let fixed = &container.fixed;
+        let request = stdio::Request {
+            stdin: streams.stdin,
+            stdout: streams.stdout,
+            stderr: streams.stderr,
+            terminal: streams.terminal,
+            uid: fixed.io_owner.0,
+            gid: fixed.io_owner.1,
+            direct,
+            console_dir: self.config.runtime_root.join("s"),
+            container: fixed.id.clone(),
+            namespace: self.namespace.clone(),
+        };
+        Io::open(&request, &self.reaper).await
+    }
+
     pub fn announcer<'a>(&'a self, container: &'a Container) -> Announcer<'a> {
         Announcer {
             events: &*self.events,
@@ -311,6 +335,17 @@ impl Container {
             io.close_stdin();
         }
         Ok(())
+    }
+
+    /// Without a terminal there is nothing to resize: containerd's own shim says yes to that.
+    pub fn resize(&self, exec_id: &str, width: u16, height: u16) -> Result<()> {
+        let mut inner = self.inner();
+        let process = inner.process(exec_id)?;
+        process.window = Some((width, height));
+        match &process.io {
+            Some(io) if !process.has_exited() => io.resize(width, height),
+            _ => Ok(()),
+        }
     }
 
     pub fn stats(&self) -> Result<Any> {

@@ -17,9 +17,12 @@ use crate::error::{Error, Kind, Result};
 use crate::mount::unmount_tree;
 use crate::oci::{Flavour, Runtime};
 use crate::process::Reaper;
+use crate::stdio;
 
 /// How long killed processes may take to be gone.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
+/// How long a logging program may take to write what it has read, and once more after SIGTERM.
+const LOGGER_GRACE: Duration = Duration::from_secs(1);
 /// How long an emptied cgroup may stay busy.
 const CGROUP_LIMIT: Duration = Duration::from_secs(5);
 /// How long unmounting may take; a dead network file system is left to the kernel.
@@ -30,9 +33,35 @@ const UNMOUNT_LIMIT: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// The first; the later steps were tried all the same.
-pub async fn undo(_config: &Config, reaper: &Reaper, record: &ContainerRecord) -> Result<()> {
+pub async fn undo(config: &Config, reaper: &Reaper, record: &ContainerRecord) -> Result<()> {
     let killed = kill(record).await;
-    first([killed, clean(reaper, record, true).await])
+    let cleaned = clean(reaper, record, true).await;
+    stdio::sweep_consoles(&config.runtime_root.join("s"));
+    first([killed, cleaned, end_logger(record).await])
+}
+
+/// A logging program sees the end of what it reads when the processes and the supervisor are gone, and ends.
+async fn end_logger(record: &ContainerRecord) -> Result<()> {
+    let Some(logger) = record.logger else {
+        return Ok(());
+    };
+    for (signal, grace) in [(0, LOGGER_GRACE), (libc::SIGTERM, LOGGER_GRACE)] {
+        if signal != 0 {
+            logger.signal(signal)?;
+        }
+        if logger.wait_gone(grace).await {
+            return Ok(());
+        }
+    }
+    logger.signal(libc::SIGKILL)?;
+    if logger.wait_gone(KILL_LIMIT).await {
+        return Ok(());
+    }
+    let why = format!(
+        "end the logging program of container {}: pid {} was killed and is still there",
+        record.id, logger.pid
+    );
+    Err(Error::new(Kind::Deadline, why))
 }
 
 /// Removes a container whose init has ended.

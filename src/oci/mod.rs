@@ -64,6 +64,8 @@ pub struct Create<'a> {
     pub no_pivot_root: bool,
     /// `--no-new-keyring`.
     pub no_new_keyring: bool,
+    /// `--console-socket`: where the runtime sends the master of the terminal that it makes.
+    pub console: Option<&'a Path>,
     /// stdin, stdout and stderr of the container.
     pub stdio: [Stdio; 3],
 }
@@ -77,6 +79,8 @@ pub struct Exec<'a> {
     pub process: &'a Path,
     /// Where the runtime writes the pid.
     pub pid_file: &'a Path,
+    /// See [`Create::console`].
+    pub console: Option<&'a Path>,
     /// stdin, stdout and stderr of the process.
     pub stdio: [Stdio; 3],
 }
@@ -104,6 +108,7 @@ impl Runtime {
         if create.no_new_keyring {
             args.push("--no-new-keyring".into());
         }
+        add_console(&mut args, create.console);
         args.push(id.into());
         self.run(
             reaper,
@@ -130,6 +135,7 @@ impl Runtime {
         args.push("--detach".into());
         args.push("--pid-file".into());
         args.push(exec.pid_file.into());
+        add_console(&mut args, exec.console);
         args.push(id.into());
         self.run(reaper, exec.bundle, args, EXEC_LIMIT, Some(exec.stdio))
             .await
@@ -283,6 +289,13 @@ fn search_path() -> OsString {
     env::var_os("PATH")
         .filter(|p| !p.is_empty())
         .unwrap_or_else(|| DEFAULT_PATH.into())
+}
+
+fn add_console(args: &mut Vec<OsString>, socket: Option<&Path>) {
+    if let Some(socket) = socket {
+        args.push("--console-socket".into());
+        args.push(socket.into());
+    }
 }
 
 fn args<S: AsRef<OsStr>, const N: usize>(words: [S; N]) -> Vec<OsString> {

@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -71,7 +72,15 @@ impl Reaper {
         self.spawn_as(command, false)
     }
 
-    /// The same; `die_with_parent` asks the kernel to SIGKILL it when the calling *thread* ends.
+    /// The same for a child that is given descriptors of its own: 3, 4 and 5.
+    pub fn spawn_giving(&self, mut command: Command, given: [OwnedFd; 3]) -> Result<Child> {
+        sys::process::set_up_child(&mut command, false);
+        let _taken = sys::process::give_descriptors(&mut command, given)
+            .context(|| "give descriptors to a child")?;
+        self.spawn_prepared(command)
+    }
+
+    /// The same as [`Reaper::spawn`]; `die_with_parent` asks the kernel to SIGKILL it when the calling *thread* ends.
     pub(super) fn spawn_as(&self, mut command: Command, die_with_parent: bool) -> Result<Child> {
         sys::process::set_up_child(&mut command, die_with_parent);
         self.spawn_prepared(command)

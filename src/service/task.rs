@@ -238,8 +238,9 @@ macro_rules! serve_task {
                 req: $wire::ResizePtyRequest,
             ) -> ttrpc::Result<Empty> {
                 guard::waiting("ResizePty", async move {
-                    // Without a terminal there is nothing to resize: containerd's own shim says yes to that.
-                    self.pod.containers().state(&req.id, &req.exec_id)?;
+                    self.pod
+                        .containers()
+                        .resize(&req.id, &req.exec_id, req.width, req.height)?;
                     Ok(Empty::new())
                 })
                 .await

@@ -3,7 +3,8 @@
 //! Promises that nothing is held back (what was read is passed on before more is read, so a slow reader slows the
 //! workload and not our memory) and that a far end that fails never makes the workload fail: its bytes are dropped.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,15 +12,36 @@ use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 use tokio::sync::watch;
 
 use super::log;
+use super::terminal::Terminal;
 
 /// Bytes read at a time.
 const CHUNK: usize = 8 << 10;
 
+/// Where a stream comes from.
+#[derive(Debug)]
+pub(super) enum Source {
+    Pipe(Receiver),
+    Terminal(Terminal),
+    /// A regular file, or a device that cannot be waited for (`/dev/null`): read at once.
+    File(File),
+}
+
+/// What a process reads.
+#[derive(Debug)]
+pub(super) enum Into {
+    Pipe(Sender),
+    Terminal(Terminal),
+}
+
 /// Where a stream goes.
 #[derive(Debug)]
 pub(super) enum Sink {
-    /// The write end of a FIFO whose read end we hold too, so that it never is without reader.
-    Fifo(Sender),
+    /// The write end of a pipe whose read end we hold too, so that it never is without reader.
+    Pipe(Sender),
+    /// A regular file or a device.
+    File(File),
+    /// Read and dropped.
+    Nothing,
     /// A log, and the FIFO of whoever wants to see the bytes at once.
     Log(log::Stream, Option<Attach>),
 }
@@ -74,16 +96,22 @@ impl Drop for Running {
 }
 
 /// Copies an output until the last writer of the pipe is gone. The reader's end of file comes with the return.
-pub(super) async fn output(from: Receiver, sink: Sink, running: Running) {
+pub(super) async fn output(from: Source, sink: Sink, running: Running) {
     // Dropped in reverse order of declaration: first the sink (which closes its last line), then the count.
     let _running = running;
-    let mut sink = sink;
+    let (mut from, mut sink) = (from, sink);
     let mut buffer = vec![0; CHUNK];
-    while let Some(n) = read(&from, &mut buffer).await {
+    while let Some(n) = from.read(&mut buffer).await {
         match &mut sink {
-            Sink::Fifo(to) => {
+            Sink::Pipe(to) => {
                 if let Err(e) = write_all(to, &buffer[..n]).await {
-                    tracing::warn!(error = %e, "write to a client's FIFO");
+                    tracing::warn!(error = %e, "write to a client's pipe");
+                }
+            }
+            Sink::Nothing => {}
+            Sink::File(file) => {
+                if let Err(e) = file.write_all(&buffer[..n]) {
+                    tracing::warn!(error = %e, "write to a client's file");
                 }
             }
             Sink::Log(stream, attach) => {
@@ -100,12 +128,37 @@ pub(super) async fn output(from: Receiver, sink: Sink, running: Running) {
     }
 }
 
-/// Copies an input until its last writer is gone (then the process sees the end) or the process reads no more.
-pub(super) async fn input(from: Receiver, to: Sender) {
+/// Copies an input until its last writer is gone (then the process sees the end, unless it reads a terminal, which has
+/// none) or the process reads no more.
+pub(super) async fn input(from: Source, to: Into) {
+    let mut from = from;
     let mut buffer = vec![0; CHUNK];
-    while let Some(n) = read(&from, &mut buffer).await {
-        if write_all(&to, &buffer[..n]).await.is_err() {
+    while let Some(n) = from.read(&mut buffer).await {
+        let written = match &to {
+            Into::Pipe(pipe) => write_all(pipe, &buffer[..n]).await,
+            Into::Terminal(terminal) => terminal.write_all(&buffer[..n]).await,
+        };
+        if written.is_err() {
             break;
+        }
+    }
+}
+
+impl Source {
+    /// None at the end, and on an error.
+    async fn read(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        let read = match self {
+            Self::Pipe(pipe) => return read(pipe, buffer).await,
+            Self::Terminal(terminal) => terminal.read(buffer).await,
+            Self::File(file) => file.read(buffer),
+        };
+        match read {
+            Ok(0) => None,
+            Ok(n) => Some(n),
+            Err(e) => {
+                tracing::warn!(error = %e, "read a terminal or a file");
+                None
+            }
         }
     }
 }

@@ -80,6 +80,12 @@ pub(super) fn set_blocking(fd: impl AsFd) -> nix::Result<()> {
     fcntl(&fd, FcntlArg::F_SETFL(flags & !OFlag::O_NONBLOCK)).map(drop)
 }
 
+/// Sets O_NONBLOCK.
+pub(super) fn set_non_blocking(fd: impl AsFd) -> nix::Result<()> {
+    let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
+    fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map(drop)
+}
+
 enum What {
     Fifo,
     File,

@@ -20,6 +20,18 @@ pub(super) enum Target {
     File(PathBuf),
     /// Log lines; stdout and stderr share it.
     Log(LogTarget),
+    /// A logging program; it reads stdout and stderr.
+    Program(ProgramTarget),
+}
+
+/// `binary:///path?key=value`, `binary-v2:///path?key=value`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ProgramTarget {
+    pub path: PathBuf,
+    /// Each key and its value, in the order of the query.
+    pub args: Vec<OsString>,
+    /// It has to say that it is ready (`binary-v2`): closing its pipe is not enough.
+    pub must_say_ready: bool,
 }
 
 /// `podvisor-log:///path?attach-stdout=/fifo&attach-stderr=/fifo&max-bytes=N`.
@@ -56,11 +68,7 @@ impl Target {
                 rest.split('?').next().unwrap_or_default(),
             )?)),
             "podvisor-log" => log(stream, text, rest).map(Self::Log),
-            "binary" | "binary-v2" => Err(unsupported(
-                stream,
-                scheme,
-                "logging programs are not built yet",
-            )),
+            "binary" | "binary-v2" => program(stream, text, rest, scheme).map(Self::Program),
             "ttrpc+unix" | "grpc+unix" | "ttrpc+vsock" => Err(unsupported(
                 stream,
                 scheme,
@@ -69,7 +77,7 @@ impl Target {
             _ => Err(bad(
                 stream,
                 text,
-                "unknown STDIO scheme, use fifo, file or podvisor-log",
+                "unknown STDIO scheme, use fifo, file, binary, binary-v2 or podvisor-log",
             )),
         }
     }
@@ -105,8 +113,38 @@ fn log(stream: &str, text: &str, rest: &str) -> Result<LogTarget> {
     Ok(target)
 }
 
+/// The first value of a key counts, as containerd reads it; a key without value gets an empty one.
+fn program(stream: &str, text: &str, rest: &str, scheme: &str) -> Result<ProgramTarget> {
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let mut seen: Vec<OsString> = Vec::new();
+    let mut args = Vec::new();
+    for pair in query.split('&').filter(|p| !p.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let word = |encoded: &str| decode(stream, text, &encoded.replace('+', " "));
+        let key = OsString::from_vec(word(key)?);
+        if seen.contains(&key) {
+            continue;
+        }
+        seen.push(key.clone());
+        args.extend([key, OsString::from_vec(word(value)?)]);
+    }
+    Ok(ProgramTarget {
+        path: path(stream, text, place)?,
+        args,
+        must_say_ready: scheme == "binary-v2",
+    })
+}
+
 /// An absolute path, %XX decoded as in any URL.
 fn path(stream: &str, text: &str, encoded: &str) -> Result<PathBuf> {
+    let out = decode(stream, text, encoded)?;
+    if out.first() != Some(&b'/') {
+        return Err(bad(stream, text, "give an absolute path after the scheme"));
+    }
+    Ok(OsString::from_vec(out).into())
+}
+
+fn decode(stream: &str, text: &str, encoded: &str) -> Result<Vec<u8>> {
     let mut out = Vec::with_capacity(encoded.len());
     let mut rest = encoded.as_bytes();
     while let Some((&first, tail)) = rest.split_first() {
@@ -125,10 +163,7 @@ fn path(stream: &str, text: &str, encoded: &str) -> Result<PathBuf> {
         out.push(byte);
         rest = &tail[2..];
     }
-    if out.first() != Some(&b'/') {
-        return Err(bad(stream, text, "give an absolute path after the scheme"));
-    }
-    Ok(OsString::from_vec(out).into())
+    Ok(out)
 }
 
 fn bad(stream: &str, text: &str, why: &str) -> Error {
@@ -181,6 +216,20 @@ mod tests {
     }
 
     #[test]
+    fn a_logging_program_gets_each_key_and_value_once() {
+        let program = |text: &str| match parse(text) {
+            Target::Program(program) => program,
+            other => panic!("{other:?}"),
+        };
+        let first = program("binary:///bin/log%20it?a=b+c&d&a=x&e=%2Ff");
+        assert_eq!(first.path, PathBuf::from("/bin/log it"));
+        assert_eq!(first.args, ["a", "b c", "d", "", "e", "/f"]);
+        assert!(!first.must_say_ready);
+        let second = program("binary-v2:///l");
+        assert!(second.must_say_ready && second.args.is_empty());
+    }
+
+    #[test]
     fn everything_else_is_refused_with_the_reason() {
         for (text, kind, part) in [
             ("relative", Kind::Invalid, "absolute path"),
@@ -204,11 +253,8 @@ mod tests {
                 Kind::Invalid,
                 "absolute path",
             ),
-            (
-                "binary:///bin/logger?a=b",
-                Kind::Unsupported,
-                "logging programs",
-            ),
+            ("binary://logger?a=b", Kind::Invalid, "absolute path"),
+            ("binary:///bin/x?a=%0", Kind::Invalid, "hex digits"),
             (
                 "ttrpc+unix:///s?streaming_id=x",
                 Kind::Unsupported,

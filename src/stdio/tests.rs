@@ -46,6 +46,10 @@ fn request(stdin: &str, stdout: &str, stderr: &str, direct: bool) -> Request {
     }
 }
 
+async fn open_io(request: &Request) -> Result<Io> {
+    Io::open(request, &Reaper::start().unwrap()).await
+}
+
 fn spawn(io: &mut Io, script: &str) -> Child {
     let [stdin, stdout, stderr] = io.take_child_stdio().unwrap();
     let mut command = Command::new("sh");
@@ -125,7 +129,7 @@ async fn two_megabytes_without_newline_arrive_whole() {
     for direct in [false, true] {
         let dir = Dir::new();
         let out = dir.fifo("out");
-        let mut io = Io::open(&request("", &out, "", direct)).await.unwrap();
+        let mut io = open_io(&request("", &out, "", direct)).await.unwrap();
         let reader = reader(&out);
         let mut child = spawn(&mut io, TWO_MB);
         assert_eq!(ended(&mut child).await, 0);
@@ -139,7 +143,7 @@ async fn a_slow_reader_slows_the_writer_and_loses_nothing() {
     for direct in [false, true] {
         let dir = Dir::new();
         let err = dir.fifo("err");
-        let mut io = Io::open(&request("", "", &err, direct)).await.unwrap();
+        let mut io = open_io(&request("", "", &err, direct)).await.unwrap();
         let mut child = spawn(&mut io, &format!("{{ {TWO_MB}; }} >&2"));
         let path = err.clone();
         let reader = thread::spawn(move || {
@@ -164,7 +168,7 @@ async fn a_reader_that_leaves_and_comes_back_is_no_error_for_the_writer() {
     for direct in [false, true] {
         let dir = Dir::new();
         let out = dir.fifo("out");
-        let mut io = Io::open(&request("", &out, "", direct)).await.unwrap();
+        let mut io = open_io(&request("", &out, "", direct)).await.unwrap();
         let script =
             "i=0; while [ $i -lt 400 ]; do printf '%01000d' $i || exit 9; i=$((i+1)); done; exit 3";
         let path = out.clone();
@@ -193,7 +197,7 @@ async fn a_reader_that_leaves_and_comes_back_is_no_error_for_the_writer() {
 async fn a_background_child_holds_the_drain_and_not_the_end_of_file() {
     let dir = Dir::new();
     let out = dir.fifo("out");
-    let mut io = Io::open(&request("", &out, &out, false)).await.unwrap();
+    let mut io = open_io(&request("", &out, &out, false)).await.unwrap();
     let reader = reader(&out);
     let mut child = spawn(&mut io, "sleep 300 & echo $!");
     assert_eq!(ended(&mut child).await, 0);
@@ -216,7 +220,7 @@ async fn stdin_ends_when_both_the_client_and_we_have_closed_it() {
     for direct in [false, true] {
         let dir = Dir::new();
         let (input, out) = (dir.fifo("in"), dir.fifo("out"));
-        let mut io = Io::open(&request(&input, &out, "", direct)).await.unwrap();
+        let mut io = open_io(&request(&input, &out, "", direct)).await.unwrap();
         let reader = reader(&out);
         let mut child = spawn(&mut io, "cat; echo end");
         for part in ["one\n", "two\n"] {
@@ -250,7 +254,7 @@ async fn nothing_and_devices_and_files_need_no_copy() {
     let dir = Dir::new();
     fs::write(dir.path("file"), "old ").unwrap();
     fs::write(dir.path("given"), "given").unwrap();
-    let mut io = Io::open(&request(
+    let mut io = open_io(&request(
         &dir.text("given"),
         &dir.text("file"),
         "/dev/null",
@@ -263,7 +267,7 @@ async fn nothing_and_devices_and_files_need_no_copy() {
     assert!(io.drain(Duration::ZERO).await);
     assert_eq!(fs::read(dir.path("file")).unwrap(), b"old given");
 
-    let mut io = Io::open(&Request::default()).await.unwrap();
+    let mut io = open_io(&Request::default()).await.unwrap();
     assert_eq!(
         ended(&mut spawn(&mut io, "cat && echo x && echo y >&2")).await,
         0
@@ -271,7 +275,7 @@ async fn nothing_and_devices_and_files_need_no_copy() {
     assert_eq!(io.take_child_stdio().unwrap_err().kind(), Kind::State);
 
     let uri = format!("file://{}/made/both", dir.0.path().display());
-    let mut io = Io::open(&request("", &uri, "/no/such/fifo", true))
+    let mut io = open_io(&request("", &uri, "/no/such/fifo", true))
         .await
         .unwrap();
     assert_eq!(
@@ -285,7 +289,7 @@ async fn nothing_and_devices_and_files_need_no_copy() {
 async fn what_cannot_be_opened_is_said_and_leaves_nothing_open() {
     let dir = Dir::new();
     let out = dir.fifo("out");
-    let missing = Io::open(&request("", &out, &dir.text("no"), false))
+    let missing = open_io(&request("", &out, &dir.text("no"), false))
         .await
         .unwrap_err();
     assert_eq!(missing.kind(), Kind::NotFound);
@@ -294,11 +298,12 @@ async fn what_cannot_be_opened_is_said_and_leaves_nothing_open() {
     for (stdin, stdout, kind) in [
         ("", "nosuch:///x", Kind::Invalid),
         ("podvisor-log:///x", "", Kind::Invalid),
-        ("", "binary:///x", Kind::Unsupported),
+        ("", "binary:///no/such/logger", Kind::NotFound),
+        ("binary:///bin/true", "", Kind::Invalid),
         ("", "file:///proc/self/no/such", Kind::NotFound),
     ] {
         assert_eq!(
-            Io::open(&request(stdin, stdout, "", false))
+            open_io(&request(stdin, stdout, "", false))
                 .await
                 .unwrap_err()
                 .kind(),
@@ -306,14 +311,6 @@ async fn what_cannot_be_opened_is_said_and_leaves_nothing_open() {
             "{stdin}{stdout}"
         );
     }
-    let terminal = Request {
-        terminal: true,
-        ..Request::default()
-    };
-    assert_eq!(
-        Io::open(&terminal).await.unwrap_err().kind(),
-        Kind::Unsupported
-    );
 }
 
 #[tokio::test]
@@ -322,7 +319,7 @@ async fn closing_or_dropping_leaves_no_descriptor() {
     let (input, out) = (dir.fifo("in"), dir.fifo("out"));
     for direct in [false, true] {
         for close in [false, true] {
-            let mut io = Io::open(&request(&input, &out, "", direct)).await.unwrap();
+            let mut io = open_io(&request(&input, &out, "", direct)).await.unwrap();
             assert!(open_count(&input) == 2 && open_count(&out) == 2);
             let mut child = spawn(&mut io, "true");
             ended(&mut child).await;
@@ -346,7 +343,7 @@ async fn a_log_gets_lines_and_whoever_is_attached_gets_bytes() {
         log.display()
     );
     // Readers that come when everything is written: they see the end of file, also from within open(2).
-    let mut io = Io::open(&request("", &uri, "", true)).await.unwrap();
+    let mut io = open_io(&request("", &uri, "", true)).await.unwrap();
     let mut child = spawn(&mut io, "echo early; exec sleep 300");
     until(|| fs::read(&log).is_ok_and(|l| l.ends_with(b" F early\n"))).await;
     let readers = [waiting_reader(&out).await, waiting_reader(&err).await];
@@ -357,7 +354,7 @@ async fn a_log_gets_lines_and_whoever_is_attached_gets_bytes() {
         assert_eq!(joined(reader).await, b"");
     }
 
-    let mut io = Io::open(&request("", &uri, "", false)).await.unwrap();
+    let mut io = open_io(&request("", &uri, "", false)).await.unwrap();
     let readers = [waiting_reader(&out).await, waiting_reader(&err).await];
     let mut child = spawn(&mut io, "printf late; echo bad >&2");
     assert_eq!(ended(&mut child).await, 0);
@@ -376,7 +373,7 @@ async fn an_attached_reader_that_leaves_does_not_stop_the_log() {
     let dir = Dir::new();
     let out = dir.fifo("out");
     let uri = format!("podvisor-log://{}?attach-stdout={out}", dir.text("log"));
-    let mut io = Io::open(&request("", &uri, "", true)).await.unwrap();
+    let mut io = open_io(&request("", &uri, "", true)).await.unwrap();
     let path = out.clone();
     let leaver =
         thread::spawn(move || File::open(path).unwrap().read_exact(&mut [0; 100]).unwrap());
@@ -408,7 +405,7 @@ async fn closing_ends_a_logs_last_line() {
     let dir = Dir::new();
     let log = dir.path("log");
     let uri = format!("podvisor-log://{}", log.display());
-    let mut io = Io::open(&request("", &uri, "", false)).await.unwrap();
+    let mut io = open_io(&request("", &uri, "", false)).await.unwrap();
     let mut child = spawn(&mut io, "printf 'line\nprompt'; exec sleep 300");
     until(|| fs::read(&log).is_ok_and(|l| l.ends_with(b" F line\n"))).await;
     io.close();
@@ -432,7 +429,7 @@ async fn pipes_and_fifos_belong_to_the_workloads_user() {
             gid: 54321,
             ..request("", &out, &out, direct)
         };
-        let io = Io::open(&request).await.unwrap();
+        let io = open_io(&request).await.unwrap();
         let state = io.lock();
         let end: File = state.child.as_ref().unwrap()[1].try_clone().unwrap().into();
         let meta = end.metadata().unwrap();

@@ -15,6 +15,7 @@ pub mod mount;
 pub mod mountinfo;
 pub mod netns;
 pub mod process;
+pub mod pty;
 pub mod sched_core;
 pub mod socket;
 pub mod thread_ns;

@@ -205,6 +205,47 @@ pub fn set_up_child(command: &mut Command, die_with_parent: bool) {
     unsafe { command.pre_exec(hook) };
 }
 
+/// Makes `given` the child's descriptors 3, 4 and 5. Call it after [`set_up_child`], which closes all of them at exec,
+/// and keep what it answers until the spawn: it takes these numbers here, so that the descriptor on which exec's errno
+/// is reported is none of them.
+pub fn give_descriptors(command: &mut Command, given: [OwnedFd; 3]) -> io::Result<Vec<OwnedFd>> {
+    let mut taken = Vec::new();
+    loop {
+        // SAFETY: F_DUPFD_CLOEXEC takes an integer.
+        let fd = unsafe { libc::fcntl(given[0].as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just gave us this descriptor; nobody else knows it.
+        taken.push(unsafe { OwnedFd::from_raw_fd(fd) });
+        if fd > 5 {
+            break;
+        }
+    }
+    let hook = move || {
+        let mut moved = [0; 3];
+        // SAFETY: fcntl and dup2 take integers and are async-signal-safe; nothing is allocated.
+        unsafe {
+            // Out of the way first: one may have the number that is another's place.
+            for (copy, fd) in moved.iter_mut().zip(&given) {
+                *copy = libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 6);
+                if *copy < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            for (place, copy) in (3..).zip(moved) {
+                if libc::dup2(copy, place) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: see the hook: it may run after fork.
+    unsafe { command.pre_exec(hook) };
+    Ok(taken)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -300,6 +300,7 @@ fn spec(id: &str, script: &str) -> Value {
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
+            {"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": ["newinstance", "ptmxmode=0666", "mode=0620"]},
         ],
         "linux": {"namespaces": namespaces, "cgroupsPath": format!("/pv/{id}")},
     })

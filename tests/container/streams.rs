@@ -4,14 +4,14 @@ use std::io::{Read, Write};
 
 use super::*;
 
-fn fifo(kit: &Kit, name: &str) -> String {
+pub fn fifo(kit: &Kit, name: &str) -> String {
     let path = kit.dir.path().join(name);
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
     path.display().to_string()
 }
 
 /// Reads a FIFO to its end, as a daemon's log copier does.
-fn reader(path: &str) -> tokio::task::JoinHandle<String> {
+pub fn reader(path: &str) -> tokio::task::JoinHandle<String> {
     let path = path.to_owned();
     tokio::task::spawn_blocking(move || {
         let mut text = String::new();
