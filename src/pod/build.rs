@@ -19,6 +19,7 @@ use super::teardown::{self, Scope};
 use super::{Phase, Pod, now_nanos, patience};
 use crate::cgroup::{Group, Layout};
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::infra::{self, IdMapping, InfraSpec, Namespace, PodFiles};
 use crate::network::userns::{self, IdRange};
 use crate::network::{self, Attachment, NetworkConf, NetworkRecord, netns};
@@ -80,7 +81,9 @@ impl Pod {
             host_ipc: plan.infra.ipc == Namespace::Host,
             shm_size: plan.shm_size(),
         };
+        failpoint::hit("files.make.before")?;
         let made = files.make(&files_dir(self.shared.journal.dir()))?;
+        failpoint::hit("files.make.after")?;
         journal.update(|r| {
             r.files = Some(made);
             r.effects.files = Effect::Done;
@@ -153,6 +156,7 @@ impl Pod {
     }
 
     fn finish_creation(&self, job: &Job, child: Child, outcome: &watch::Sender<Option<Outcome>>) {
+        failpoint::pass("commit.before");
         let claimed = job.is_claimed();
         self.watch_infra(child);
         if !self.is_current(job) {
@@ -178,15 +182,18 @@ impl Pod {
         });
         self.shared.journal.end_stage(None);
         tracing::info!(pod = %self.shared.options.group, claimed, "pod is up");
+        failpoint::pass("commit.after");
         if claimed {
             outcome.send_replace(Some(Outcome::Committed));
         } else {
+            failpoint::pass("park.after");
             outcome.send_replace(Some(Outcome::Parked));
             self.watch_parked(job.clone());
         }
     }
 
     async fn roll_back(&self) {
+        failpoint::pass("roll-back.before");
         self.shared.journal.note_stage("roll-back", false);
         let report = self.undo_creation().await;
         self.shared.journal.end_stage(None);
@@ -268,7 +275,9 @@ impl Pod {
             journal.end_stage(None);
         }
         // On disk, so that the netns and the network have an owner whatever becomes of the runtime directory.
+        failpoint::hit("network.hold.before")?;
         record.hold(&self.holder(self.netns_path()))?;
+        failpoint::hit("network.hold.after")?;
         let path = self.make_netns(plan)?;
         journal.end_stage(None);
         journal.begin_stage("cni-add", false)?;
@@ -326,6 +335,7 @@ impl Pod {
             r.network.netns = Some(path.clone());
             r.effects.netns = Effect::Intent;
         })?;
+        failpoint::hit("netns.make.before")?;
         if owns_user(plan) {
             let ranges = |maps: &[IdMapping]| -> Vec<IdRange> {
                 let range = |m: &IdMapping| IdRange {
@@ -340,6 +350,7 @@ impl Pod {
         } else {
             netns::make(&path)?;
         }
+        failpoint::hit("netns.make.after")?;
         journal.update(|r| r.effects.netns = Effect::Done)?;
         Ok(path)
     }
@@ -356,6 +367,7 @@ impl Pod {
             refuse_foreign(&Group::from_spec(&layout, path)?)?;
         }
         journal.update(|r| r.effects.cgroup = Effect::Intent)?;
+        failpoint::hit("cgroup.make.before")?;
         if let Some(path) = pod.filter(|_| journal.with(|r| r.cgroup_ours)) {
             Group::new(&layout, &path)?.create()?;
         }
@@ -364,15 +376,21 @@ impl Pod {
             group.create()?;
             spec.cgroup_dirs = group.dirs();
         }
+        failpoint::hit("cgroup.make.after")?;
         journal.update(|r| {
             r.effects.cgroup = Effect::Done;
             r.effects.infra = Effect::Intent;
             r.infra_spec = Some(spec.clone());
         })?;
+        failpoint::reach("infra.clone.before").await?;
         let prepared = infra::prepare(&self.shared.reaper, &spec).await?;
+        failpoint::child("infra.process", prepared.identity().pid);
+        failpoint::reach("infra.clone.after").await?;
         // On record before it may run.
         journal.update(|r| r.infra = Some(prepared.identity()))?;
+        failpoint::reach("infra.run.before").await?;
         let child = prepared.run().await?;
+        failpoint::reach("infra.run.after").await?;
         journal.update(|r| r.effects.infra = Effect::Done)?;
         journal.end_stage(None);
         Ok(child)
