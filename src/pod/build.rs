@@ -9,7 +9,6 @@ mod network;
 use std::sync::Arc;
 use std::time::Duration;
 
-
 use super::join::Job;
 use super::journal::files_dir;
 use super::plan::{NetworkPlan, Plan};
@@ -17,6 +16,7 @@ use super::record::{Effect, State};
 use super::teardown::{self, Scope};
 use super::{Phase, Pod, now_nanos, patience};
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::infra::{Namespace, PodFiles};
 use crate::network::userns;
 use crate::process::Child;
@@ -74,7 +74,9 @@ impl Pod {
             host_ipc: plan.infra.ipc == Namespace::Host,
             shm_size: plan.shm_size(),
         };
+        failpoint::hit("files.make.before")?;
         let made = files.make(&files_dir(self.shared.journal.dir()))?;
+        failpoint::hit("files.make.after")?;
         journal.update(|r| {
             r.files = Some(made);
             r.effects.files = Effect::Done;
@@ -139,6 +141,7 @@ impl Pod {
     }
 
     fn finish_creation(&self, job: &Job, child: Child) {
+        failpoint::pass("commit.before");
         self.watch_infra(child);
         if !self.is_current(job) {
             // Stop or shutdown has taken over; it waits for our work lock and undoes from the record.
@@ -163,12 +166,15 @@ impl Pod {
         });
         self.shared.journal.end_stage(None);
         tracing::info!(pod = %self.shared.options.group, claimed, "pod is up");
+        failpoint::pass("commit.after");
         if !claimed {
+            failpoint::pass("park.after");
             self.watch_parked(job.clone());
         }
     }
 
     async fn roll_back(&self) {
+        failpoint::pass("roll-back.before");
         self.shared.journal.note_stage("roll-back", false);
         let report = self.undo_creation().await;
         self.shared.journal.end_stage(None);
