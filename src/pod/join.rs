@@ -179,15 +179,7 @@ impl Pod {
             }
             Phase::Starting(job) => {
                 if matches!(*job.outcome.borrow(), Some(Outcome::Failed(..))) {
-                    let (stage, _) = self.shared.journal.stage();
-                    return Err(Error::new(
-                        Kind::Busy,
-                        format!(
-                            "start sandbox {}: an earlier try failed and is being rolled back (step {stage}, {} s); try again",
-                            self.shared.options.group,
-                            job.begun.elapsed().as_secs()
-                        ),
-                    ));
+                    return Err(self.rolling_back());
                 }
                 let lease = Lease::new(&job);
                 Ok(Role::Watcher(job, lease))

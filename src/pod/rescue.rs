@@ -25,6 +25,7 @@ use crate::mount;
 use crate::network::{self, NetworkRecord, netns};
 use crate::process::{Identity, Reaper};
 use crate::sys::socket::is_live;
+use crate::undo::Progress;
 
 /// An exit status that nobody recorded: explicit, never an invented 0.
 const UNKNOWN: u32 = 255;
@@ -115,6 +116,7 @@ async fn rescue_pod(
         &journal,
         Scope::everything(),
         patience(budget),
+        &Progress::default(),
     )
     .await;
     let disk = NetworkRecord::at(config, &namespace, &id);
