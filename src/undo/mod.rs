@@ -115,6 +115,7 @@ async fn run(
         let tries = progress.try_begins(at);
         let error = match attempt(&mut step, at, progress).await {
             Ok(()) => {
+                tracing::info!(step = step.name, tries, "undone");
                 progress.done(at);
                 return Ok(());
             }
