@@ -9,6 +9,8 @@ mod network;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use super::join::Job;
 use super::journal::files_dir;
 use super::plan::{NetworkPlan, Plan};
@@ -22,10 +24,11 @@ use crate::network::userns;
 use crate::process::Child;
 use crate::undo::Report;
 
-/// How long a roll-back holds up the next try of the same pod.
-const ROLL_BACK_BUDGET: Duration = Duration::from_secs(90);
+/// How long what an earlier try may have left holds up the next one.
+const LEFT_OVER_BUDGET: Duration = Duration::from_secs(90);
 
-/// How long a roll-back may go on when a stop is waiting: long enough for a DEL that works to end, and be the only one.
+/// How long a try of a roll-back may go on when a stop is waiting: long enough for a DEL that works to end, and be the only
+/// one.
 const OVERTAKEN_GRACE: Duration = Duration::from_secs(5);
 
 impl Pod {
@@ -111,7 +114,7 @@ impl Pod {
                 tokio::select! {
                     () = self.roll_back() => {}
                     // A stop has limits of its own and begins where this was dropped; a DEL killed half-way is sent again.
-                    () = overtaken(&job) => {}
+                    () = self.overtaken(&job) => {}
                 }
             }
         }
@@ -173,32 +176,49 @@ impl Pod {
         }
     }
 
+    /// For as long as it takes: the pod's key is held meanwhile, and who asks for it is told what is in the way. What
+    /// keeps failing is tried again after at most a minute, at once when the pod is stopped or removed.
     async fn roll_back(&self) {
         failpoint::pass("roll-back.before");
         self.shared.journal.note_stage("roll-back", false);
-        let report = self.undo_creation().await;
+        self.undo_creation(Duration::MAX).await;
         self.shared.journal.end_stage(None);
-        for (step, error) in &report.owed {
-            tracing::error!(step, %error, "undo is still owed");
-        }
         let mut inner = self.lock();
         if matches!(inner.phase, Phase::Starting(_)) {
             // The request is still on record: the next StartSandbox may try again.
             inner.phase = Phase::Created;
         }
-        drop(inner);
-        self.retry_network();
     }
 
-    async fn undo_creation(&self) -> Report {
+    async fn undo_creation(&self, budget: Duration) -> Report {
         teardown::undo(
             self.config(),
             &self.shared.reaper,
             &self.shared.journal,
             Scope::creation(),
-            patience(ROLL_BACK_BUDGET),
+            patience(budget),
+            &self.shared.undoing,
         )
         .await
+    }
+
+    /// Resolves when somebody else wants to undo the pod, and no try that may still work is cut short by it.
+    async fn overtaken(&self, job: &Job) {
+        job.cancelled().await;
+        let _ = timeout(OVERTAKEN_GRACE, self.shared.undoing.idle()).await;
+    }
+
+    /// What a request is told that finds an earlier try being undone.
+    pub(super) fn rolling_back(&self) -> Error {
+        let at = self.shared.undoing.now();
+        let at = at.map_or_else(|| "it has just begun".to_owned(), |now| now.to_string());
+        Error::new(
+            Kind::Busy,
+            format!(
+                "start sandbox {}: an earlier try failed and is being rolled back ({at}); ask again, or remove the pod",
+                self.shared.options.group
+            ),
+        )
     }
 
     async fn build(&self, plan: &Plan) -> Result<Child> {
@@ -211,7 +231,7 @@ impl Pod {
         if journal.with(|r| r.effects.owe_creation()) {
             // An earlier try that could not be rolled back whole: a second one on top would lose track of the first.
             journal.begin_stage("roll-back", false)?;
-            teardown::verdict(&self.undo_creation().await)?;
+            teardown::verdict(&self.undo_creation(LEFT_OVER_BUDGET).await)?;
             journal.end_stage(None);
         }
         journal.note(|r| r.infra = None);
@@ -254,12 +274,6 @@ fn told_as(error: &Error) -> Kind {
 /// A new user namespace of the pod's, and a netns of ours that it has to own.
 fn owns_user(plan: &Plan) -> bool {
     plan.owns_network() && plan.infra.user == Namespace::New
-}
-
-/// Resolves when somebody has been waiting for the job to stop for some time.
-async fn overtaken(job: &Job) {
-    job.cancelled().await;
-    tokio::time::sleep(OVERTAKEN_GRACE).await;
 }
 
 fn stopping() -> Error {

@@ -63,7 +63,8 @@ impl Pod {
             Phase::Starting(job) => {
                 let (step, _) = self.shared.journal.stage();
                 match job.rolling_back(&ask.what, &step) {
-                    Some(error) => Err(error),
+                    // What is being undone at the moment says more than the stage.
+                    Some(_) => Err(self.rolling_back()),
                     None => Ok(Role::Waiter(job.watch())),
                 }
             }

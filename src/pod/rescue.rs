@@ -26,6 +26,7 @@ use crate::mount;
 use crate::network::{self, NetworkRecord, netns};
 use crate::process::{Identity, Reaper};
 use crate::sys::socket::is_live;
+use crate::undo::Progress;
 
 /// An exit status that nobody recorded: explicit, never an invented 0.
 const UNKNOWN: u32 = 255;
@@ -117,6 +118,7 @@ async fn rescue_pod(
         &journal,
         Scope::everything(),
         patience(budget),
+        &Progress::default(),
     )
     .await;
     failpoint::hit("rescue.network.before")?;

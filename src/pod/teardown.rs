@@ -15,7 +15,7 @@ use crate::failpoint;
 use crate::infra::PodFiles;
 use crate::network::{self, NetworkRecord, netns};
 use crate::process::Reaper;
-use crate::undo::{Patience, Report, Step, Work, unwind};
+use crate::undo::{Patience, Progress, Report, Step, Work, unwind};
 
 /// A process that was sent SIGKILL is given this long; more means that it hangs in the kernel.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
@@ -87,6 +87,7 @@ pub(super) async fn undo(
     journal: &Journal,
     scope: Scope,
     patience: Patience,
+    progress: &Progress,
 ) -> Report {
     let record = journal.read();
     let disk = NetworkRecord::at(config, &record.namespace, &record.id);
@@ -134,7 +135,7 @@ pub(super) async fn undo(
         let run = move || -> Work<'_> { Box::pin(remove_files(journal)) };
         steps.push(step("files", &["containers"], KILL_LIMIT, run));
     }
-    unwind(steps, patience).await
+    unwind(steps, patience, progress).await
 }
 
 /// The owed steps as one error: `Busy` with "network clean-up pending" when only the network is left.
