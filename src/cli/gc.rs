@@ -13,6 +13,7 @@ use crate::launch;
 use crate::network::netns;
 use crate::pod::gc::{self, Left};
 use crate::pod::record::Found;
+use crate::undo::together;
 
 use super::failure::{Failure, NO_SUCH};
 use super::host::Host;
@@ -34,25 +35,19 @@ pub struct Args {
 
 /// Runs the verb.
 pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
-    let mut unsettled = 0;
-    for left in gc::left(&host.config) {
-        let what = describe(host, &left);
-        if let Some(why) = kept(&left) {
-            output::line(format!("left alone: {what}: {why}"));
-            continue;
-        }
-        if args.dry_run {
-            output::line(format!("would undo: {what}"));
-            continue;
-        }
-        match settle(host, &left).await {
-            Ok(()) => output::line(format!("undone: {what}")),
-            Err(e) => {
-                unsettled += 1;
-                output::complain(format!("not undone: {what}: {e}"));
-            }
-        }
+    let (slow, quick): (Vec<_>, Vec<_>) = gc::left(&host.config).into_iter().partition(|left| {
+        matches!(
+            left,
+            Left::Pod(_) | Left::Directory { .. } | Left::Network(_)
+        )
+    });
+    // Side by side: a plugin that hangs for one pod is no other pod's business.
+    let each = slow.iter().map(|left| Box::pin(one(host, args, left)));
+    let mut settled = together(each.collect(), gc::AT_ONCE).await;
+    for left in &quick {
+        settled.push(one(host, args, left).await);
     }
+    let mut unsettled = settled.iter().filter(|settled| !**settled).count();
     for socket in dead_sockets(&host.config.runtime_root.join("s")) {
         let what = format!("socket {} of a supervisor that has died", socket.display());
         if args.dry_run {
@@ -68,6 +63,29 @@ pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
         return Err(Failure::silent(NO_SUCH));
     }
     Ok(0)
+}
+
+/// One thing's turn, with its line; false when it is still there.
+async fn one(host: &Host, args: &Args, left: &Left) -> bool {
+    let what = describe(host, left);
+    if let Some(why) = kept(left) {
+        output::line(format!("left alone: {what}: {why}"));
+        return true;
+    }
+    if args.dry_run {
+        output::line(format!("would undo: {what}"));
+        return true;
+    }
+    match settle(host, left).await {
+        Ok(()) => {
+            output::line(format!("undone: {what}"));
+            true
+        }
+        Err(e) => {
+            output::complain(format!("not undone: {what}: {e}"));
+            false
+        }
+    }
 }
 
 fn describe(host: &Host, left: &Left) -> String {

@@ -9,24 +9,26 @@ mod network;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::time::timeout;
 
-use super::join::{Job, Outcome};
+use super::join::Job;
 use super::journal::files_dir;
 use super::plan::{NetworkPlan, Plan};
 use super::record::{Effect, State};
 use super::teardown::{self, Scope};
 use super::{Phase, Pod, now_nanos, patience};
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::infra::{Namespace, PodFiles};
 use crate::network::userns;
 use crate::process::Child;
 use crate::undo::Report;
 
-/// How long a roll-back holds up the next try of the same pod.
-const ROLL_BACK_BUDGET: Duration = Duration::from_secs(90);
+/// How long what an earlier try may have left holds up the next one.
+const LEFT_OVER_BUDGET: Duration = Duration::from_secs(90);
 
-/// How long a roll-back may go on when a stop is waiting: long enough for a DEL that works to end, and be the only one.
+/// How long a try of a roll-back may go on when a stop is waiting: long enough for a DEL that works to end, and be the only
+/// one.
 const OVERTAKEN_GRACE: Duration = Duration::from_secs(5);
 
 impl Pod {
@@ -75,7 +77,9 @@ impl Pod {
             host_ipc: plan.infra.ipc == Namespace::Host,
             shm_size: plan.shm_size(),
         };
+        failpoint::hit("files.make.before")?;
         let made = files.make(&files_dir(self.shared.journal.dir()))?;
+        failpoint::hit("files.make.after")?;
         journal.update(|r| {
             r.files = Some(made);
             r.effects.files = Effect::Done;
@@ -85,12 +89,7 @@ impl Pod {
     }
 
     /// Runs the creation to its end, then commits, parks or undoes it.
-    pub(super) async fn run_creation(
-        self,
-        plan: Arc<Plan>,
-        job: Job,
-        outcome: watch::Sender<Option<Outcome>>,
-    ) {
+    pub(super) async fn run_creation(self, plan: Arc<Plan>, job: Job) {
         let _work = self.shared.work.lock().await;
         let result = match self.is_current(&job) {
             true => self.build_unless_cancelled(plan, &job).await,
@@ -98,14 +97,11 @@ impl Pod {
             false => Err(stopping()),
         };
         match result {
-            Ok(child) => self.finish_creation(&job, child, &outcome),
+            Ok(child) => self.finish_creation(&job, child),
             // Whoever cancelled waits for our turn to end, and undoes everything from the record.
             Err(error) if !self.is_current(&job) => {
                 self.shared.journal.end_stage(Some(&error));
-                outcome.send_replace(Some(Outcome::Failed(
-                    Kind::Cancelled,
-                    stopping().to_string(),
-                )));
+                job.fail(Kind::Cancelled, stopping().to_string());
             }
             Err(error) => {
                 self.shared.journal.end_stage(Some(&error));
@@ -114,11 +110,11 @@ impl Pod {
                     r.reason = Some(error.to_string());
                 });
                 tracing::warn!(pod = %self.shared.options.group, %error, "creation failed; rolling back");
-                outcome.send_replace(Some(Outcome::Failed(told_as(&error), error.to_string())));
+                job.fail(told_as(&error), error.to_string());
                 tokio::select! {
                     () = self.roll_back() => {}
                     // A stop has limits of its own and begins where this was dropped; a DEL killed half-way is sent again.
-                    () = overtaken(&job) => {}
+                    () = self.overtaken(&job) => {}
                 }
             }
         }
@@ -147,25 +143,25 @@ impl Pod {
         }
     }
 
-    fn finish_creation(&self, job: &Job, child: Child, outcome: &watch::Sender<Option<Outcome>>) {
-        let claimed = job.is_claimed();
+    fn finish_creation(&self, job: &Job, child: Child) {
+        failpoint::pass("commit.before");
         self.watch_infra(child);
         if !self.is_current(job) {
             // Stop or shutdown has taken over; it waits for our work lock and undoes from the record.
-            outcome.send_replace(Some(Outcome::Failed(
-                Kind::Cancelled,
-                stopping().to_string(),
-            )));
+            job.fail(Kind::Cancelled, stopping().to_string());
             return;
         }
-        {
+        // Told only once the pod is in the state that they ask for: nothing waits until then.
+        let claimed = {
             let mut inner = self.lock();
+            let claimed = job.settle(());
             inner.unclaimed = !claimed;
             inner.phase = match claimed {
                 true => Phase::Ready,
                 false => Phase::Parked,
             };
-        }
+            claimed
+        };
         self.shared.journal.note(|r| {
             r.state = if claimed { State::Ready } else { State::Parked };
             r.reason = None;
@@ -173,39 +169,56 @@ impl Pod {
         });
         self.shared.journal.end_stage(None);
         tracing::info!(pod = %self.shared.options.group, claimed, "pod is up");
-        if claimed {
-            outcome.send_replace(Some(Outcome::Committed));
-        } else {
-            outcome.send_replace(Some(Outcome::Parked));
+        failpoint::pass("commit.after");
+        if !claimed {
+            failpoint::pass("park.after");
             self.watch_parked(job.clone());
         }
     }
 
+    /// For as long as it takes: the pod's key is held meanwhile, and who asks for it is told what is in the way. What
+    /// keeps failing is tried again after at most a minute, at once when the pod is stopped or removed.
     async fn roll_back(&self) {
+        failpoint::pass("roll-back.before");
         self.shared.journal.note_stage("roll-back", false);
-        let report = self.undo_creation().await;
+        self.undo_creation(Duration::MAX).await;
         self.shared.journal.end_stage(None);
-        for (step, error) in &report.owed {
-            tracing::error!(step, %error, "undo is still owed");
-        }
         let mut inner = self.lock();
         if matches!(inner.phase, Phase::Starting(_)) {
             // The request is still on record: the next StartSandbox may try again.
             inner.phase = Phase::Created;
         }
-        drop(inner);
-        self.retry_network();
     }
 
-    async fn undo_creation(&self) -> Report {
+    async fn undo_creation(&self, budget: Duration) -> Report {
         teardown::undo(
             self.config(),
             &self.shared.reaper,
             &self.shared.journal,
             Scope::creation(),
-            patience(ROLL_BACK_BUDGET),
+            patience(budget),
+            &self.shared.undoing,
         )
         .await
+    }
+
+    /// Resolves when somebody else wants to undo the pod, and no try that may still work is cut short by it.
+    async fn overtaken(&self, job: &Job) {
+        job.cancelled().await;
+        let _ = timeout(OVERTAKEN_GRACE, self.shared.undoing.idle()).await;
+    }
+
+    /// What a request is told that finds an earlier try being undone.
+    pub(super) fn rolling_back(&self) -> Error {
+        let at = self.shared.undoing.now();
+        let at = at.map_or_else(|| "it has just begun".to_owned(), |now| now.to_string());
+        Error::new(
+            Kind::Busy,
+            format!(
+                "start sandbox {}: an earlier try failed and is being rolled back ({at}); ask again, or remove the pod",
+                self.shared.options.group
+            ),
+        )
     }
 
     async fn build(&self, plan: &Plan) -> Result<Child> {
@@ -218,7 +231,7 @@ impl Pod {
         if journal.with(|r| r.effects.owe_creation()) {
             // An earlier try that could not be rolled back whole: a second one on top would lose track of the first.
             journal.begin_stage("roll-back", false)?;
-            teardown::verdict(&self.undo_creation().await)?;
+            teardown::verdict(&self.undo_creation(LEFT_OVER_BUDGET).await)?;
             journal.end_stage(None);
         }
         journal.note(|r| r.infra = None);
@@ -261,12 +274,6 @@ fn told_as(error: &Error) -> Kind {
 /// A new user namespace of the pod's, and a netns of ours that it has to own.
 fn owns_user(plan: &Plan) -> bool {
     plan.owns_network() && plan.infra.user == Namespace::New
-}
-
-/// Resolves when somebody has been waiting for the job to stop for some time.
-async fn overtaken(job: &Job) {
-    job.cancelled().await;
-    tokio::time::sleep(OVERTAKEN_GRACE).await;
 }
 
 fn stopping() -> Error {

@@ -29,9 +29,10 @@ use crate::clock;
 use crate::config::Config;
 use crate::container::{Containers, CreateRequest, Events, PodContext};
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::network::NetworkRecord;
 use crate::process::{Identity, Reaper};
-use crate::undo::Patience;
+use crate::undo::{Patience, Progress};
 use protobuf::well_known_types::any::Any;
 
 pub use self::info::Status;
@@ -86,7 +87,9 @@ struct Shared {
     ended: watch::Sender<bool>,
     /// The process itself has to go: SIGTERM.
     quit: watch::Sender<bool>,
-    /// A task that retries the network's clean-up is at work.
+    /// What the undo under way is at.
+    undoing: Progress,
+    /// A task that retries what a stop or the infra process' end has left is at work.
     retrying: AtomicBool,
     /// Containers being created right now: they are not listed yet, but the supervisor must not leave under them.
     creating: AtomicUsize,
@@ -158,6 +161,7 @@ impl Pod {
             exit: watch::channel(None).0,
             ended: watch::channel(false).0,
             quit: watch::channel(false).0,
+            undoing: Progress::default(),
             retrying: AtomicBool::new(false),
             creating: AtomicUsize::new(0),
         };
@@ -313,8 +317,10 @@ impl Pod {
             .next()
             .unwrap_or_default()
             .to_lowercase();
+        let undoing = self.shared.undoing.now();
+        let undoing = undoing.map_or_else(String::new, |now| format!(" undoing=\"{now}\""));
         format!(
-            "phase={phase} stage={stage} age={:.1}s working={} containers={}",
+            "phase={phase} stage={stage} age={:.1}s working={} containers={}{undoing}",
             age.as_secs_f64(),
             self.shared.work.try_lock().is_err(),
             self.shared.containers.list().join(",")
@@ -373,7 +379,9 @@ impl Pod {
     async fn take_directory(&self) -> Result<()> {
         let o = &self.shared.options;
         let dir = self.shared.journal.dir();
+        failpoint::hit("pod.take.before")?;
         journal::make_dir(&o.config.runtime_root, dir)?;
+        failpoint::hit("pod.take.after")?;
         match record::read(dir) {
             Err(error) if error.is_gone() => {
                 self.shared.journal.take();

@@ -1,7 +1,7 @@
 //! Streams of real shells over real FIFOs.
 
 use super::*;
-use std::fs::File;
+use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command};
