@@ -242,14 +242,21 @@ impl<'a> Cell<'a> {
     /// Removes by `rm -f` whatever is listed, without faults; then nothing is there, and no process of ours lives.
     pub fn remove(&self) {
         self.rules("");
-        let listed = self.podvisor(&["ps", "-aq"]).ok();
-        for id in listed.stdout.lines() {
-            let removed = self.podvisor(&["rm", "-f", id]);
-            // It may have been on its way out.
-            assert!(
-                removed.code == Some(0) || removed.stderr.contains("no pod has this name"),
-                "{removed:#?}"
-            );
+        // Once, unless somebody else is at an owed DEL just then.
+        for _ in 0..3 {
+            let listed = self.podvisor(&["ps", "-aq"]).ok();
+            for id in listed.stdout.lines() {
+                let removed = self.podvisor(&["rm", "-f", id]);
+                // It may have been on its way out.
+                assert!(
+                    removed.code == Some(0) || removed.stderr.contains("no pod has this name"),
+                    "{removed:#?}"
+                );
+            }
+            if self.state() == "gone" {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(300));
         }
         self.assert_gone();
     }

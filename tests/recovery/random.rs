@@ -64,15 +64,22 @@ fn troubled(cell: &Cell<'_>, seed: u64, kills: &AtomicUsize) -> Vec<String> {
         while !over.load(Ordering::Relaxed) {
             let pause = numbers.below(LONGEST_PAUSE_MS);
             std::thread::sleep(Duration::from_millis(pause));
-            let all = processes(cell);
-            if all.is_empty() {
-                continue;
+            // A kind first: there are more commands than anything else.
+            let mut kinds: BTreeMap<String, Vec<i32>> = BTreeMap::new();
+            for pid in processes(cell) {
+                let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                kinds.entry(name.trim().to_owned()).or_default().push(pid);
             }
-            let victim = all[numbers.below(all.len() as u64) as usize];
-            let name = fs::read_to_string(format!("/proc/{victim}/comm")).unwrap_or_default();
-            die(victim);
+            if kinds.len() > 1 && !numbers.below(4).is_multiple_of(4) {
+                kinds.remove("podvisor");
+            }
+            let kind = numbers.below(kinds.len().max(1) as u64) as usize;
+            let Some((name, pids)) = kinds.into_iter().nth(kind) else {
+                continue;
+            };
+            die(pids[numbers.below(pids.len() as u64) as usize]);
             kills.fetch_add(1, Ordering::Relaxed);
-            killed.push(name.trim().to_owned());
+            killed.push(name);
         }
     });
     cell.remove();
@@ -85,8 +92,8 @@ fn kills_at_random(name: &str, wanted: usize) {
         .ok()
         .and_then(|text| text.parse().ok())
         .unwrap_or(now.as_nanos() as u64 | 1);
-    println!("seed: PODVISOR_SEED={seed}");
     Machine::run(name, |machine| {
+        println!("seed: PODVISOR_SEED={seed}");
         let kills = AtomicUsize::new(0);
         let mut round = 0_u64;
         let mut victims: BTreeMap<String, usize> = BTreeMap::new();

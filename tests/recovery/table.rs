@@ -259,7 +259,12 @@ fn settled(cell: &Cell<'_>) -> String {
         }
         let moving = matches!(last.0.as_str(), "starting" | "parked");
         if !moving && last.1.elapsed() > Duration::from_millis(600) {
-            return last.0;
+            let journal = |dir: &std::path::PathBuf| dir.join("journal.json").exists();
+            return match last.0.as_str() {
+                // What the command keeps beside the journal is all that is left.
+                "unrecovered" if !cell.pod_dirs().iter().any(journal) => "files left".into(),
+                state => state.into(),
+            };
         }
         assert!(Instant::now() < end, "still {}", last.0);
     }
