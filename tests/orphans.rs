@@ -22,7 +22,7 @@ use nix::unistd::Pid;
 use podvisor::network::kill_orphans;
 use serde_json::json;
 use support::bin::PODVISOR;
-use support::{Snapshot, cni, eventually, podvisor, sandboxed};
+use support::{Snapshot, cni, eventually, podvisor, rootfs, sandboxed};
 
 /// Where the scripted plugin keeps what it does: `there` at its point, `lease` when it has one, `dels` a line for each.
 const DIR: &str = "/run/leasing";
@@ -142,6 +142,80 @@ fn nothing_of_a_plugin_works_on_when_its_supervisor_and_its_guard_are_killed() {
             }
         },
     );
+}
+
+/// Where an OCI runtime mounts its own executable for a moment: what it is told, and (runc's init) its own state.
+const PLACES: [&str; 3] = ["$TMPDIR", "$_LIBCONTAINER_STATEDIR", "$root/$id"];
+
+fn install_runtime(place: &str) {
+    let script = format!(
+        r#"#!/bin/bash
+root=$2 id=${{!#}}
+for word; do verb=$word; case $word in create|delete|exec|kill|state|start) break ;; esac; done
+case $verb in
+create)
+    mkdir -p $root/$id
+    : >{place}/crun.AbCdEf
+    mount --bind /bin/true {place}/crun.AbCdEf
+    : >/run/leasing/there
+    exec sleep 600 ;;
+delete) rm -r $root/$id ;;
+esac
+"#
+    );
+    fs::create_dir_all(DIR).unwrap();
+    let path = Path::new(DIR).join("crun");
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    kit::configure(&format!("runtime = \"{}\"\n", path.display()));
+}
+
+/// crun and runc leave a mount behind when they are killed in the middle of a verb.
+#[test]
+fn a_runtime_that_is_killed_in_the_middle_of_a_create_leaves_no_mount() {
+    sandboxed(
+        "a_runtime_that_is_killed_in_the_middle_of_a_create_leaves_no_mount",
+        || {
+            let rootfs = rootfs::make();
+            for place in PLACES {
+                for damaged in [false, true] {
+                    killed_in_create(place, damaged, rootfs.str());
+                }
+            }
+        },
+    );
+}
+
+fn killed_in_create(place: &str, damaged: bool, rootfs: &str) {
+    install_runtime(place);
+    let before = Snapshot::take();
+    let mut making = Command::new(PODVISOR)
+        .args(["run", "-d", "--name", "web", "--net", "none"])
+        .args(["--rootfs", rootfs, "--", "/bin/true"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let there = Path::new(DIR).join("there");
+    eventually(BOUND, "the runtime in its create", || {
+        there.exists().then_some(())
+    });
+    // It would undo the pod, with the journal as it is.
+    making.kill().unwrap();
+    making.wait().unwrap();
+    let supervisors = kit::supervisors();
+    assert_eq!(supervisors.len(), 1);
+    let id = kit::listed()[0]["id"].as_str().unwrap().to_owned();
+    kit::kill(supervisors[0]);
+    if damaged {
+        fs::write(kit::dir(&id).join("journal.json"), "{").unwrap();
+    }
+    podvisor(&["rm", "-f", &id]).ok();
+    fs::remove_file(there).unwrap();
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let left: Vec<&str> = table.lines().filter(|l| l.contains("crun.")).collect();
+    assert_eq!(left, [""; 0], "{place}, journal damaged: {damaged}");
+    before.assert_unchanged();
 }
 
 /// A process that runs one program after the other has no environment in between: a look that finds it there must not

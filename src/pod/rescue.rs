@@ -199,6 +199,7 @@ fn remove_runtime_state(config: &Config, namespace: &str, bundle: &Path) -> Resu
         return Ok(());
     };
     let state = config.oci_root().join(namespace).join(id);
+    mount::unmount_tree(&state)?;
     match fs::remove_dir_all(&state) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             Err(Error::io(format!("remove {}", state.display()), e))
