@@ -251,7 +251,7 @@ impl Pod {
             }
         }
         if let (true, Namespace::Path(path)) = (owns_user(plan), &spec.network) {
-            // Made with the netns, which it owns.
+            // Pinned with the netns, which it owns.
             spec.user = Namespace::Path(userns::user_path(path));
             spec.uid_mappings.clear();
             spec.gid_mappings.clear();
@@ -271,9 +271,9 @@ fn told_as(error: &Error) -> Kind {
     }
 }
 
-/// A new user namespace of the pod's, and a netns of ours that it has to own.
+/// A user namespace of the pod's, and a netns of ours that it has to own.
 fn owns_user(plan: &Plan) -> bool {
-    plan.owns_network() && plan.infra.user == Namespace::New
+    plan.owns_network() && plan.infra.user != Namespace::Host
 }
 
 fn stopping() -> Error {
