@@ -12,6 +12,7 @@ pub mod container;
 pub mod error;
 pub mod id;
 pub mod infra;
+pub mod job;
 pub mod launch;
 pub mod log;
 pub mod mount;

@@ -9,10 +9,9 @@ mod network;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::join::{Job, Outcome};
+use super::join::Job;
 use super::journal::files_dir;
 use super::plan::{NetworkPlan, Plan};
 use super::record::{Effect, State};
@@ -87,27 +86,19 @@ impl Pod {
     }
 
     /// Runs the creation to its end, then commits, parks or undoes it.
-    pub(super) async fn run_creation(
-        self,
-        plan: Arc<Plan>,
-        job: Job,
-        outcome: watch::Sender<Option<Outcome>>,
-    ) {
+    pub(super) async fn run_creation(self, plan: Arc<Plan>, job: Job) {
         let _work = self.shared.work.lock().await;
         let result = match self.is_current(&job) {
-            true => self.build_unless_cancelled(plan, &job).await,
+            true => self.build_unless_stopped(plan, &job).await,
             // Stopped, or shut down, while it waited for its turn.
             false => Err(stopping()),
         };
         match result {
-            Ok(child) => self.finish_creation(&job, child, &outcome),
+            Ok(child) => self.finish_creation(&job, child),
             // Whoever cancelled waits for our turn to end, and undoes everything from the record.
             Err(error) if !self.is_current(&job) => {
                 self.shared.journal.end_stage(Some(&error));
-                outcome.send_replace(Some(Outcome::Failed(
-                    Kind::Cancelled,
-                    stopping().to_string(),
-                )));
+                job.fail(Kind::Cancelled, stopping().to_string());
             }
             Err(error) => {
                 self.shared.journal.end_stage(Some(&error));
@@ -116,7 +107,7 @@ impl Pod {
                     r.reason = Some(error.to_string());
                 });
                 tracing::warn!(pod = %self.shared.options.group, %error, "creation failed; rolling back");
-                outcome.send_replace(Some(Outcome::Failed(told_as(&error), error.to_string())));
+                job.fail(told_as(&error), error.to_string());
                 tokio::select! {
                     () = self.roll_back() => {}
                     // A stop has limits of its own and begins where this was dropped; a DEL killed half-way is sent again.
@@ -132,13 +123,14 @@ impl Pod {
         matches!(phase, Phase::Starting(current) if current.is(job)) && !job.is_cancelled()
     }
 
-    async fn build_unless_cancelled(&self, plan: Arc<Plan>, job: &Job) -> Result<Child> {
+    async fn build_unless_stopped(&self, plan: Arc<Plan>, job: &Job) -> Result<Child> {
         let pod = self.clone();
         // A task of its own, so that a panic is an error and not the end of the job.
         let mut building = tokio::spawn(async move { pod.build(&plan).await });
         tokio::select! {
             built = &mut building => return built.unwrap_or_else(|e| Err(panicked(&e))),
             () = job.cancelled() => {}
+            () = job.unclaimed(), if !self.config().parking.enabled => {}
         }
         // Dropping the build kills a plugin at work (its helper's process group); DEL is owed by the record. Waited for:
         // until it is dropped it holds the lock of the network's record.
@@ -149,25 +141,24 @@ impl Pod {
         }
     }
 
-    fn finish_creation(&self, job: &Job, child: Child, outcome: &watch::Sender<Option<Outcome>>) {
-        let claimed = job.is_claimed();
+    fn finish_creation(&self, job: &Job, child: Child) {
         self.watch_infra(child);
         if !self.is_current(job) {
             // Stop or shutdown has taken over; it waits for our work lock and undoes from the record.
-            outcome.send_replace(Some(Outcome::Failed(
-                Kind::Cancelled,
-                stopping().to_string(),
-            )));
+            job.fail(Kind::Cancelled, stopping().to_string());
             return;
         }
-        {
+        // Told only once the pod is in the state that they ask for: nothing waits until then.
+        let claimed = {
             let mut inner = self.lock();
+            let claimed = job.settle(());
             inner.unclaimed = !claimed;
             inner.phase = match claimed {
                 true => Phase::Ready,
                 false => Phase::Parked,
             };
-        }
+            claimed
+        };
         self.shared.journal.note(|r| {
             r.state = if claimed { State::Ready } else { State::Parked };
             r.reason = None;
@@ -175,10 +166,7 @@ impl Pod {
         });
         self.shared.journal.end_stage(None);
         tracing::info!(pod = %self.shared.options.group, claimed, "pod is up");
-        if claimed {
-            outcome.send_replace(Some(Outcome::Committed));
-        } else {
-            outcome.send_replace(Some(Outcome::Parked));
+        if !claimed {
             self.watch_parked(job.clone());
         }
     }
