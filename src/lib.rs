@@ -10,6 +10,7 @@ pub mod clock;
 pub mod config;
 pub mod container;
 pub mod error;
+pub mod failpoint;
 pub mod id;
 pub mod infra;
 pub mod job;

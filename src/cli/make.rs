@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::client::{self, Client};
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 use crate::pod::record::{self, Record, State};
 use crate::proto::any;
 use crate::proto::sandbox::sandbox::{CreateSandboxRequest, StartSandboxRequest};
@@ -51,6 +52,7 @@ pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made
     let id = names::new_id()?;
     let dir = host.pod_dir(&id);
     private_dir(&dir)?;
+    failpoint::hit("cli.name.before")?;
     let name = plan.name.clone().unwrap_or_else(|| names::invented(&id));
     match names::reserve(host, &name, &id) {
         Ok(Reserved::New) => {}
@@ -64,10 +66,14 @@ pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made
         }
     }
     let launched = async {
+        failpoint::hit("cli.name.after")?;
         let bundle = make_bundle(&dir)?;
+        failpoint::hit("cli.launch.before")?;
         let address = supervisor::start(host, &plan.program, &id, &bundle).await?;
+        failpoint::hit("cli.launch.after")?;
         let client = Client::connect(&address).await?;
         create(host, plan, &client, &id, &name).await?;
+        failpoint::hit("cli.create.after")?;
         Ok::<_, Error>(client)
     };
     let client = match launched.await {

@@ -18,6 +18,7 @@ use super::record::{Effect, State};
 use super::teardown::{self, Scope};
 use super::{Phase, Pod, now_nanos, patience};
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::infra::{Namespace, PodFiles};
 use crate::network::userns;
 use crate::process::Child;
@@ -76,7 +77,9 @@ impl Pod {
             host_ipc: plan.infra.ipc == Namespace::Host,
             shm_size: plan.shm_size(),
         };
+        failpoint::hit("files.make.before")?;
         let made = files.make(&files_dir(self.shared.journal.dir()))?;
+        failpoint::hit("files.make.after")?;
         journal.update(|r| {
             r.files = Some(made);
             r.effects.files = Effect::Done;
@@ -142,6 +145,7 @@ impl Pod {
     }
 
     fn finish_creation(&self, job: &Job, child: Child) {
+        failpoint::pass("commit.before");
         self.watch_infra(child);
         if !self.is_current(job) {
             // Stop or shutdown has taken over; it waits for our work lock and undoes from the record.
@@ -166,7 +170,9 @@ impl Pod {
         });
         self.shared.journal.end_stage(None);
         tracing::info!(pod = %self.shared.options.group, claimed, "pod is up");
+        failpoint::pass("commit.after");
         if !claimed {
+            failpoint::pass("park.after");
             self.watch_parked(job.clone());
         }
     }
@@ -174,6 +180,7 @@ impl Pod {
     /// For as long as it takes: the pod's key is held meanwhile, and who asks for it is told what is in the way. What
     /// keeps failing is tried again after at most a minute, at once when the pod is stopped or removed.
     async fn roll_back(&self) {
+        failpoint::pass("roll-back.before");
         self.shared.journal.note_stage("roll-back", false);
         self.undo_creation(Duration::MAX).await;
         self.shared.journal.end_stage(None);

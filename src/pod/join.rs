@@ -62,6 +62,7 @@ impl Pod {
             }
             Phase::Starting(job) => {
                 match job.rolling_back(&ask.what, "undo") {
+                    // What is being undone at the moment says more than the stage.
                     Some(_) => Err(self.rolling_back()),
                     None => Ok(Role::Waiter(job.watch())),
                 }

@@ -9,6 +9,7 @@ use super::teardown::{self, Scope, is_network};
 use super::{Phase, Pod, patience};
 use crate::container::Status;
 use crate::error::Result;
+use crate::failpoint;
 use crate::network::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::undo::Report;
 
@@ -46,7 +47,9 @@ impl Pod {
             // After an error the phase stays: the next stop has to try again.
             self.lock().phase = Phase::Stopped;
         }
+        failpoint::pass("stop.record.before");
         self.shared.journal.note(|r| r.state = State::Stopped);
+        failpoint::pass("stop.record.after");
         self.retry_undo();
         result
     }
@@ -105,6 +108,7 @@ impl Pod {
         }
         self.lock().phase = Phase::Ending;
         let result = self.shut_down_everything(grace).await;
+        failpoint::pass("shutdown.after");
         self.shared.ended.send_replace(true);
         result
     }
@@ -126,7 +130,9 @@ impl Pod {
     }
 
     async fn stop_everything(&self, grace: Duration) -> Result<()> {
+        failpoint::reach("stop.containers.before").await?;
         let stopped = self.shared.containers.stop_all(grace, false).await;
+        failpoint::pass("stop.containers.after");
         if let Err(error) = &stopped {
             tracing::error!(%error, "stop containers");
         }
@@ -143,6 +149,7 @@ impl Pod {
     }
 
     async fn shut_down_everything(&self, grace: Duration) -> Result<()> {
+        failpoint::pass("shutdown.containers.before");
         if let Err(error) = self.shared.containers.stop_all(grace, true).await {
             tracing::error!(%error, "stop and delete containers");
         }
@@ -156,6 +163,7 @@ impl Pod {
         for (step, error) in &report.owed {
             tracing::error!(step, %error, "undo is still owed");
         }
+        failpoint::pass("shutdown.network.before");
         let record = self.network_record();
         if record.owes_del() {
             // From now on anybody on the node may send it.
@@ -165,6 +173,7 @@ impl Pod {
         } else if journal.with(|r| r.network.ours && r.effects.netns == Effect::None) {
             record.remove()?;
         }
+        failpoint::pass("shutdown.close.before");
         if journal.with(|r| teardown::is_over(r, &report)) {
             return journal.close();
         }

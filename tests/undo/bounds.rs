@@ -51,7 +51,10 @@ fn crio_30_no_network_configuration_is_told_at_once_and_is_no_matter_to_the_host
             let pod = Pod::create("p1");
             let error = pod.probe().start("p1", BOUND).unwrap_err();
             println!("{error}");
-            assert!(!matches!(error.kind(), Kind::Deadline | Kind::Busy), "{error}");
+            assert!(
+                !matches!(error.kind(), Kind::Deadline | Kind::Busy),
+                "{error}"
+            );
             pod.bundle.delete();
             let pod = Pod::launch("p2");
             pod.probe().create("p2", &rig::host_config("p2")).unwrap();
@@ -70,14 +73,24 @@ fn slow_crio_35_a_runtime_create_that_passes_its_bound_leaves_nothing() {
         .bound(Duration::from_secs(420))
         .run(|| {
             let real = std::path::Path::new("/usr/bin/runc");
-            let real = if real.exists() { real } else { std::path::Path::new("/usr/sbin/runc") };
+            let real = if real.exists() {
+                real
+            } else {
+                std::path::Path::new("/usr/sbin/runc")
+            };
             let runtime = fake::runtime_before(std::path::Path::new("/run/front"), "runc", real);
             runtime.on("CREATE", &[Act::IgnoreTerm, Act::Sleep(600.0)]);
             rig::settings("runtime = \"/run/front/runc\"\n");
             let rootfs = rootfs::make();
             let before = Snapshot::take();
             let asked = [
-                "run", "--rootfs", rootfs.str(), "--net", "host", "--", "/bin/true",
+                "run",
+                "--rootfs",
+                rootfs.str(),
+                "--net",
+                "host",
+                "--",
+                "/bin/true",
             ];
             let mut command = std::process::Command::new(crate::support::bin::PODVISOR);
             let output = crate::support::run(command.args(asked), Duration::from_secs(300));

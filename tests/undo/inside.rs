@@ -36,7 +36,10 @@ async fn life(kit: &Kit, dir: &Path, limit: &str) -> Option<String> {
         .flatten()
         .map(|e| e.path())
         .filter(|p| p.is_file())
-        .filter(|p| !p.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.')))
+        .filter(|p| {
+            !p.file_name()
+                .is_some_and(|n| n.to_string_lossy().starts_with('.'))
+        })
         .collect();
     assert!(left.is_empty(), "{limit}: {stage:?}: {left:?}");
     assert!(!kit.state("default").exists(), "{limit}: {stage:?}");
@@ -141,7 +144,9 @@ fn crio_28_del_follows_an_add_that_worked_and_failed_or_printed_nonsense() {
             };
             let real = ["bridge", "host-local"].map(|n| dir.join(n));
             let plugin = fake::plugin_before(Path::new("/run/front"), "bridge", &real[0]);
-            rig::settings("[cni]\nplugin_dirs = [\"/run/front\", \"/opt/cni/bin\", \"/usr/lib/cni\", \"/usr/libexec/cni\"]\n");
+            rig::settings(
+                "[cni]\nplugin_dirs = [\"/run/front\", \"/opt/cni/bin\", \"/usr/lib/cni\", \"/usr/libexec/cni\"]\n",
+            );
             sh("ip link add pvt0 type bridge");
             let ipam = json!({"type": "host-local", "ranges": [[{"subnet": "10.87.1.0/29"}]]});
             let bridge =
@@ -150,7 +155,11 @@ fn crio_28_del_follows_an_add_that_worked_and_failed_or_printed_nonsense() {
             let before = Snapshot::take();
             for (n, acts) in [
                 &[Act::AfterReal, Act::Stderr("late".into()), Act::Exit(1)][..],
-                &[Act::AfterReal, Act::Print("no result {".into()), Act::Exit(0)],
+                &[
+                    Act::AfterReal,
+                    Act::Print("no result {".into()),
+                    Act::Exit(0),
+                ],
                 &[Act::AfterReal, Act::Print(String::new()), Act::Exit(0)],
                 &[Act::AfterReal, Act::Signal("KILL".into())],
             ]

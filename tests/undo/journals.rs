@@ -293,7 +293,9 @@ async fn by_gc(kit: &Kit) -> &'static str {
             Left::Directory { kept: Some(_), .. } => did = "left alone",
             Left::Network(owed) => {
                 did = "undone";
-                gc::settle(&kit.config, &kit.reaper, &owed.record).await.unwrap();
+                gc::settle(&kit.config, &kit.reaper, &owed.record)
+                    .await
+                    .unwrap();
             }
             // What belongs to a directory that is left alone, or went with it.
             Left::Record(_) | Left::Netns { .. } | Left::Link(_) => {}
@@ -372,7 +374,10 @@ fn every_row_of_the_journals_table_is_what_the_code_does() {
                     clean(&left, process).await;
                 }
             }
-            assert!(wrong.is_empty(), "docs/journal.md says otherwise: {wrong:#?}");
+            assert!(
+                wrong.is_empty(),
+                "docs/journal.md says otherwise: {wrong:#?}"
+            );
         },
     );
 }
@@ -410,7 +415,8 @@ fn every_mixture_of_effects_is_undone_in_this_boot_and_in_another() {
                 let mut digits = n / 2;
                 let mut text = String::new();
                 for (at, name) in ALL.iter().enumerate() {
-                    let stands = [Effect::None, Effect::Intent, Effect::Done][(digits % 3) as usize];
+                    let stands =
+                        [Effect::None, Effect::Intent, Effect::Done][(digits % 3) as usize];
                     digits /= 3;
                     *left.effect(name) = stands;
                     // An intent may have happened, or not. What the kernel holds does not outlive a boot.

@@ -187,7 +187,10 @@ fn crio_21_one_stuck_pod_delays_no_other() {
             let path = &plugin.path;
             let kept = std::fs::read(path).unwrap();
             std::fs::write("/run/hanging", script).unwrap();
-            sh(&format!("chmod 755 /run/hanging; mv /run/hanging {}", path.display()));
+            sh(&format!(
+                "chmod 755 /run/hanging; mv /run/hanging {}",
+                path.display()
+            ));
             let gc = by_gc.then(|| {
                 std::process::Command::new(crate::support::bin::PODVISOR)
                     .arg("gc")
@@ -212,7 +215,10 @@ fn crio_21_one_stuck_pod_delays_no_other() {
                 pod.probe().shutdown("next").unwrap();
             }
             std::fs::write("/run/hanging", kept).unwrap();
-            sh(&format!("chmod 755 /run/hanging; mv /run/hanging {}", path.display()));
+            sh(&format!(
+                "chmod 755 /run/hanging; mv /run/hanging {}",
+                path.display()
+            ));
             plugin.on("DEL", &[]);
             std::fs::remove_dir_all("/run/bundles").unwrap();
             before.assert_unchanged();
