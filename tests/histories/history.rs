@@ -3,6 +3,7 @@
 //!
 //! A failure names its seed: `PODVISOR_SEED=<seed>` runs that life alone. `PODVISOR_HISTORIES` says how many.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Mutex;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::sys::signal::Signal;
 use podvisor::config::Config;
+use podvisor::error::Error;
 use podvisor::network::NetworkRecord;
 use podvisor::pod::record::{self, Record};
 
@@ -78,7 +80,11 @@ enum Event {
 
 fn life_of(seed: u64) -> Vec<Event> {
     let mut dice = Dice(seed);
-    let mut events = vec![Event::Add(dice.mood()), Event::Del(dice.mood()), Event::Launch];
+    let mut events = vec![
+        Event::Add(dice.mood()),
+        Event::Del(dice.mood()),
+        Event::Launch,
+    ];
     events.push(match dice.below(12) {
         0 => Event::CreateBad,
         _ => Event::Create,
@@ -105,14 +111,29 @@ fn life_of(seed: u64) -> Vec<Event> {
     events
 }
 
+/// What StartSandbox answered, and how often: a run in which everything works, or nothing, shows nothing.
+#[derive(Default)]
+struct Answers(Mutex<BTreeMap<String, usize>>);
+
+impl Answers {
+    fn count(&self, answer: &Result<u32, Error>) {
+        let kind = match answer {
+            Ok(_) => "ok".to_owned(),
+            Err(e) => format!("{:?}", e.kind()),
+        };
+        *self.0.lock().unwrap().entry(kind).or_default() += 1;
+    }
+}
+
 /// One pod, and the daemon's view of it.
-struct Life {
+struct Life<'a> {
+    answers: &'a Answers,
     id: String,
     bundle: Bundle,
     socket: Option<std::path::PathBuf>,
 }
 
-impl Life {
+impl Life<'_> {
     fn record(&self) -> Option<Record> {
         record::read(&self.dir()).ok()
     }
@@ -141,12 +162,11 @@ impl Life {
                 }
                 let _ = self.probe().map(|p| p.create(&id, &config));
             }
-            Event::Start(limit) => drop(self.probe().map(|p| p.start(&id, ms(limit)))),
+            Event::Start(limit) => self.start(ms(limit)),
             Event::StartTwice(one, two) => std::thread::scope(|scope| {
                 for limit in [one, two] {
-                    let probe = self.probe();
-                    let id = &id;
-                    scope.spawn(move || probe.map(|p| p.start(id, ms(limit))));
+                    let life = &*self;
+                    scope.spawn(move || life.start(ms(limit)));
                 }
             }),
             Event::HangUp(after) => {
@@ -167,12 +187,19 @@ impl Life {
         }
     }
 
-    fn hit(
-        &self,
-        whom: impl Fn(&Record) -> Option<podvisor::process::Identity>,
-        with: Signal,
-    ) {
-        if let Some(process) = self.record().as_ref().and_then(whom).filter(|p| p.is_alive()) {
+    fn start(&self, limit: Duration) {
+        if let Some(probe) = self.probe() {
+            self.answers.count(&probe.start(&self.id, limit));
+        }
+    }
+
+    fn hit(&self, whom: impl Fn(&Record) -> Option<podvisor::process::Identity>, with: Signal) {
+        if let Some(process) = self
+            .record()
+            .as_ref()
+            .and_then(whom)
+            .filter(|p| p.is_alive())
+        {
             signal(process.pid, with);
             if with == Signal::SIGKILL {
                 rig::gone(process.pid);
@@ -185,18 +212,24 @@ impl Life {
         chaos::mood(&self.id, "ADD", Mood::Well);
         chaos::mood(&self.id, "DEL", Mood::Well);
         let record = NetworkRecord::at(&Config::default(), NAMESPACE, &self.id);
-        eventually(Duration::from_secs(40), "everything of the pod is gone", || {
-            self.bundle.delete();
-            let left = self.dir().exists() || record.dir().exists() || chaos::has_lease(&self.id);
-            (!left).then_some(())
-        });
+        eventually(
+            Duration::from_secs(40),
+            "everything of the pod is gone",
+            || {
+                self.bundle.delete();
+                let left =
+                    self.dir().exists() || record.dir().exists() || chaos::has_lease(&self.id);
+                (!left).then_some(())
+            },
+        );
         let _ = std::fs::remove_dir_all(&self.bundle.dir);
     }
 }
 
-fn live(seed: u64) {
+fn live(seed: u64, answers: &Answers) {
     let id = format!("h{seed}");
     let mut life = Life {
+        answers,
         bundle: Bundle::new(&id),
         socket: None,
         id,
@@ -214,6 +247,7 @@ fn histories(base: u64, count: u64) {
     let before = Snapshot::take();
     let begun = Instant::now();
     let (next, failed) = (AtomicU64::new(base), Mutex::new(Vec::new()));
+    let answers = Answers::default();
     println!("seeds {base} to {}", base + count - 1);
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
@@ -223,7 +257,7 @@ fn histories(base: u64, count: u64) {
                     if seed >= base + count || failed.lock().unwrap().len() > 5 {
                         return;
                     }
-                    if catch_unwind(AssertUnwindSafe(|| live(seed))).is_err() {
+                    if catch_unwind(AssertUnwindSafe(|| live(seed, &answers))).is_err() {
                         println!("PODVISOR_SEED={seed} fails: {:?}", life_of(seed));
                         failed.lock().unwrap().push(seed);
                     }
@@ -232,7 +266,22 @@ fn histories(base: u64, count: u64) {
         }
     });
     let failed = failed.into_inner().unwrap();
-    println!("{count} histories in {:.1} s", begun.elapsed().as_secs_f64());
+    println!(
+        "{count} histories in {:.1} s",
+        begun.elapsed().as_secs_f64()
+    );
+    let answers = answers.0.into_inner().unwrap();
+    println!("StartSandbox: {answers:?}");
+    let calls = |verb| -> usize {
+        let ids = (base..base + count).map(|seed| format!("h{seed}"));
+        ids.map(|id| chaos::count(&id, verb)).sum()
+    };
+    println!("{} ADD, {} DEL", calls("ADD"), calls("DEL"));
+    if count >= 100 {
+        for kind in ["ok", "Deadline", "Busy", "State", "Other"] {
+            assert!(answers.contains_key(kind), "no {kind} in {answers:?}");
+        }
+    }
     for seed in &failed {
         println!("PODVISOR_SEED={seed}: {:?}", life_of(*seed));
     }
@@ -267,6 +316,9 @@ fn slow_ten_thousand_random_histories_leave_nothing() {
         .run(|| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
             let count = number("PODVISOR_HISTORIES").unwrap_or(10_000);
-            histories(number("PODVISOR_SEED").unwrap_or(now.as_secs() * 1_000), count);
+            histories(
+                number("PODVISOR_SEED").unwrap_or(now.as_secs() * 1_000),
+                count,
+            );
         });
 }

@@ -36,23 +36,30 @@ fn load(name: &str, settings: &str, patience: Duration, limit: Duration) -> Load
     let before = Snapshot::take();
     let start = Barrier::new(PODS);
     let ids: Vec<String> = (0..PODS).map(|n| format!("{name}{n}")).collect();
+    // Sixty programs that are started at once on two processors are another test.
+    let pods = ids.iter().map(|id| {
+        chaos::mood(id, "ADD", Mood::Well);
+        Pod::launch(id)
+    });
+    let pods: Vec<Pod> = pods.collect();
     let lives = std::thread::scope(|scope| {
-        let callers = ids.iter().map(|id| {
+        let callers = pods.into_iter().map(|pod| {
             let start = &start;
             scope.spawn(move || {
-                chaos::mood(id, "ADD", Mood::Well);
+                let id = pod.id.as_str();
                 start.wait();
                 let begun = Instant::now();
-                let pod = Pod::create(id);
-                loop {
+                pod.probe().create(id, &rig::config(id)).unwrap();
+                let up = loop {
                     if pod.probe().start(id, patience).is_ok() {
-                        return (pod, Some(begun.elapsed().as_secs_f64()));
+                        break Some(begun.elapsed().as_secs_f64());
                     }
                     if begun.elapsed() > limit {
-                        return (pod, None);
+                        break None;
                     }
                     std::thread::sleep(BETWEEN);
-                }
+                };
+                (pod, up)
             })
         });
         let callers: Vec<_> = callers.collect();
@@ -88,13 +95,15 @@ fn retried() -> Load {
 /// Every pod comes up, and no work is done twice.
 #[test]
 fn sixty_impatient_callers_all_get_their_pods_with_one_add_each() {
-    Sandbox::new("overload::sixty_impatient_callers_all_get_their_pods_with_one_add_each").run(|| {
-        chaos::install();
-        let load = retried();
-        assert_eq!(load.up.len(), PODS);
-        assert!(load.adds.iter().all(|adds| *adds == 1), "{:?}", load.adds);
-        assert_eq!(load.dels, 0);
-    });
+    Sandbox::new("overload::sixty_impatient_callers_all_get_their_pods_with_one_add_each").run(
+        || {
+            chaos::install();
+            let load = retried();
+            assert_eq!(load.up.len(), PODS);
+            assert!(load.adds.iter().all(|adds| *adds == 1), "{:?}", load.adds);
+            assert_eq!(load.dels, 0);
+        },
+    );
 }
 
 /// The same beside callers that wait as long as it takes, and beside a supervisor that gives up with its caller.
@@ -110,7 +119,14 @@ fn slow_overload_takes_as_long_as_without_deadlines() {
             let retried = retried();
             let off = "[parking]\nenabled = false\n";
             let given_up = load("given-up", off, PATIENCE, Duration::from_secs(240));
-            println!("{}", chart(&[("patient", &patient), ("retried", &retried), ("given up", &given_up)]));
+            println!(
+                "{}",
+                chart(&[
+                    ("patient", &patient),
+                    ("retried", &retried),
+                    ("given up", &given_up)
+                ])
+            );
             let ratio = retried.last() / patient.last();
             println!("with retries: {ratio:.2} of the time without deadlines");
             assert_eq!((patient.up.len(), retried.up.len()), (PODS, PODS));

@@ -177,7 +177,10 @@ impl Store {
             Slot::Ready => assert_eq!(given, 1),
             Slot::Created | Slot::Stopped => assert_eq!(given, 0),
             Slot::Starting(_) => panic!("still at work"),
-            Slot::Parked(job) => panic!("parked for ever: {:?}", matches!(job.phase(), Phase::Parked(_))),
+            Slot::Parked(job) => panic!(
+                "parked for ever: {:?}",
+                matches!(job.phase(), Phase::Parked(_))
+            ),
         }
         assert!(!told || made > 0);
     }
