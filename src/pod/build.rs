@@ -92,7 +92,7 @@ impl Pod {
     pub(super) async fn run_creation(self, plan: Arc<Plan>, job: Job) {
         let _work = self.shared.work.lock().await;
         let result = match self.is_current(&job) {
-            true => self.build_unless_cancelled(plan, &job).await,
+            true => self.build_unless_stopped(plan, &job).await,
             // Stopped, or shut down, while it waited for its turn.
             false => Err(stopping()),
         };
@@ -126,13 +126,14 @@ impl Pod {
         matches!(phase, Phase::Starting(current) if current.is(job)) && !job.is_cancelled()
     }
 
-    async fn build_unless_cancelled(&self, plan: Arc<Plan>, job: &Job) -> Result<Child> {
+    async fn build_unless_stopped(&self, plan: Arc<Plan>, job: &Job) -> Result<Child> {
         let pod = self.clone();
         // A task of its own, so that a panic is an error and not the end of the job.
         let mut building = tokio::spawn(async move { pod.build(&plan).await });
         tokio::select! {
             built = &mut building => return built.unwrap_or_else(|e| Err(panicked(&e))),
             () = job.cancelled() => {}
+            () = job.unclaimed(), if !self.config().parking.enabled => {}
         }
         // Dropping the build kills a plugin at work (its helper's process group); DEL is owed by the record. Waited for:
         // until it is dropped it holds the lock of the network's record.

@@ -61,8 +61,7 @@ impl Pod {
                 Ok(Role::Live)
             }
             Phase::Starting(job) => {
-                let (step, _) = self.shared.journal.stage();
-                match job.rolling_back(&ask.what, &step) {
+                match job.rolling_back(&ask.what, "undo") {
                     // What is being undone at the moment says more than the stage.
                     Some(_) => Err(self.rolling_back()),
                     None => Ok(Role::Waiter(job.watch())),
