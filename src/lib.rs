@@ -25,4 +25,5 @@ pub mod service;
 pub mod spec;
 pub mod stdio;
 pub mod sys;
+pub mod tally;
 pub mod undo;
