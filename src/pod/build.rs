@@ -11,6 +11,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
+use super::history::{Event, ROLL_BACK};
 use super::join::{Job, Outcome};
 use super::journal::files_dir;
 use super::plan::{NetworkPlan, Plan, Wanted};
@@ -96,6 +97,7 @@ impl Pod {
         job: Job,
         outcome: watch::Sender<Option<Outcome>>,
     ) {
+        let _reporting = self.report();
         let _work = self.shared.work.lock().await;
         let result = match self.is_current(&job) {
             true => self.build_unless_cancelled(plan, &job).await,
@@ -107,18 +109,24 @@ impl Pod {
             // Whoever cancelled waits for our turn to end, and undoes everything from the record.
             Err(error) if !self.is_current(&job) => {
                 self.shared.journal.end_stage(Some(&error));
+                self.count_created("cancelled");
                 outcome.send_replace(Some(Outcome::Failed(
                     Kind::Cancelled,
                     stopping().to_string(),
                 )));
             }
             Err(error) => {
+                let stage = self.shared.journal.progress().stage;
+                self.shared
+                    .journal
+                    .happened(Event::Failed, &stage, Some(&error), false);
                 self.shared.journal.end_stage(Some(&error));
+                self.count_created("failed");
                 self.shared.journal.note(|r| {
                     r.state = State::NotReady;
                     r.reason = Some(error.to_string());
                 });
-                tracing::warn!(pod = %self.shared.options.group, %error, "creation failed; rolling back");
+                tracing::warn!(key = self.key(), stage, %error, "creation failed; rolling back");
                 outcome.send_replace(Some(Outcome::Failed(told_as(&error), error.to_string())));
                 tokio::select! {
                     () = self.roll_back() => {}
@@ -157,6 +165,7 @@ impl Pod {
         self.watch_infra(child);
         if !self.is_current(job) {
             // Stop or shutdown has taken over; it waits for our work lock and undoes from the record.
+            self.count_created("cancelled");
             outcome.send_replace(Some(Outcome::Failed(
                 Kind::Cancelled,
                 stopping().to_string(),
@@ -171,13 +180,19 @@ impl Pod {
                 false => Phase::Parked,
             };
         }
+        if !claimed {
+            self.shared
+                .journal
+                .happened(Event::Parked, "", None, false);
+        }
+        self.count_created(if claimed { "committed" } else { "parked" });
         self.shared.journal.note(|r| {
             r.state = if claimed { State::Ready } else { State::Parked };
             r.reason = None;
             r.ready_at = claimed.then(now_nanos);
         });
         self.shared.journal.end_stage(None);
-        tracing::info!(pod = %self.shared.options.group, claimed, "pod is up");
+        tracing::info!(key = self.key(), claimed, "pod is up");
         if claimed {
             outcome.send_replace(Some(Outcome::Committed));
         } else {
@@ -187,7 +202,7 @@ impl Pod {
     }
 
     async fn roll_back(&self) {
-        self.shared.journal.note_stage("roll-back", false);
+        self.shared.journal.note_stage(ROLL_BACK, false);
         let report = self.undo_creation().await;
         self.shared.journal.end_stage(None);
         for (step, error) in &report.owed {
@@ -222,7 +237,7 @@ impl Pod {
         })?;
         if journal.with(|r| r.effects.owe_creation()) {
             // An earlier try that could not be rolled back whole: a second one on top would lose track of the first.
-            journal.begin_stage("roll-back", false)?;
+            journal.begin_stage(ROLL_BACK, false)?;
             teardown::verdict(&self.undo_creation().await)?;
             journal.end_stage(None);
         }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
+use super::history::Event;
 use super::record::State;
 use super::{Phase, Pod, Started, gone, now_nanos};
 use crate::clock;
@@ -133,14 +134,18 @@ impl Pod {
         let limit = limit.unwrap_or(WATCH_BOUND);
         let margin = REPLY_MARGIN.min(limit / 20);
         let reply_at = Instant::now() + limit.saturating_sub(margin);
-        match self.join_or_begin(limit)? {
+        let role = self.join_or_begin(limit)?;
+        let _waiting = self.wait_here();
+        match role {
             Role::Live => Ok(self.started()),
             Role::Claimant(job, _claim) => match self.outcome(&job, reply_at).await? {
                 Outcome::Committed => Ok(self.started()),
-                Outcome::Parked => Err(ready_for_the_next()),
+                Outcome::Parked => Err(self.ready_for_the_next()),
                 Outcome::Failed(kind, text) => Err(Error::new(kind, text)),
             },
-            Role::Watcher(job, _lease) => match self.outcome(&job, reply_at).await? {
+            Role::Watcher(job, _lease) => {
+                self.note_join();
+                match self.outcome(&job, reply_at).await? {
                 Outcome::Committed => Ok(self.started()),
                 Outcome::Parked => {
                     if self.config().parking.hold_waiters {
@@ -152,10 +157,10 @@ impl Pod {
                             return Err(self.stopped());
                         }
                     }
-                    Err(ready_for_the_next())
+                    Err(self.ready_for_the_next())
                 }
                 Outcome::Failed(kind, text) => Err(Error::new(kind, text)),
-            },
+            }},
         }
     }
 
@@ -165,12 +170,16 @@ impl Pod {
         match inner.phase.clone() {
             Phase::Ready => Ok(Role::Live),
             // Its caller has left: it must not be the one to own the pod.
-            Phase::Parked if limit.is_zero() => Err(ready_for_the_next()),
+            Phase::Parked if limit.is_zero() => {
+                drop(inner);
+                Err(self.ready_for_the_next())
+            }
             Phase::Parked => {
                 inner.phase = Phase::Ready;
-                inner.unclaimed = false;
                 drop(inner);
-                tracing::info!(pod = %self.shared.options.group, "a parked pod was claimed");
+                self.unpark("claimed");
+                tracing::info!(key = self.key(), "a parked pod was claimed");
+                self.shared.journal.happened(Event::Claimed, "", None, false);
                 self.shared.journal.note(|r| {
                     r.state = State::Ready;
                     r.ready_at = Some(now_nanos());
@@ -179,15 +188,7 @@ impl Pod {
             }
             Phase::Starting(job) => {
                 if matches!(*job.outcome.borrow(), Some(Outcome::Failed(..))) {
-                    let (stage, _) = self.shared.journal.stage();
-                    return Err(Error::new(
-                        Kind::Busy,
-                        format!(
-                            "start sandbox {}: an earlier try failed and is being rolled back (step {stage}, {} s); try again",
-                            self.shared.options.group,
-                            job.begun.elapsed().as_secs()
-                        ),
-                    ));
+                    return Err(self.rolling_back());
                 }
                 let lease = Lease::new(&job);
                 Ok(Role::Watcher(job, lease))
@@ -217,29 +218,8 @@ impl Pod {
                 Kind::Other,
                 "create the pod: the job ended without an outcome; see the supervisor's log",
             )),
-            Err(_) => {
-                let (stage, _) = self.shared.journal.stage();
-                Err(Error::new(
-                    Kind::Deadline,
-                    format!(
-                        "start sandbox {}: still at stage {stage} after {:.1} s in supervisor {}; the work goes on, ask again to join it",
-                        self.shared.options.group,
-                        job.begun.elapsed().as_secs_f64(),
-                        std::process::id()
-                    ),
-                ))
-            }
+            Err(_) => Err(self.still_at(job.begun.elapsed())),
         }
-    }
-
-    fn stopped(&self) -> Error {
-        Error::new(
-            Kind::State,
-            format!(
-                "start sandbox {}: it was stopped; remove it and create it anew",
-                self.shared.options.group
-            ),
-        )
     }
 
     fn started(&self) -> Started {
@@ -248,8 +228,4 @@ impl Pod {
             created_at: clock::from_unix_nanos(r.created_at),
         })
     }
-}
-
-fn ready_for_the_next() -> Error {
-    Error::new(Kind::Busy, "start sandbox: it is ready, retry to take it")
 }

@@ -6,6 +6,7 @@
 
 mod build;
 pub mod gc;
+pub mod history;
 mod info;
 pub mod join;
 pub mod journal;
@@ -14,8 +15,10 @@ mod parking;
 pub mod plan;
 pub mod record;
 mod removal;
+mod report;
 mod rescue;
 mod teardown;
+mod told;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -306,7 +309,7 @@ impl Pod {
 
     /// State for SIGUSR1's dump: phase, stage, containers. Takes no lock for longer than a copy.
     pub fn dump(&self) -> String {
-        let (stage, age) = self.shared.journal.stage();
+        let at = self.shared.journal.progress();
         let phase = format!("{:?}", self.lock().phase);
         let phase = phase
             .split(['(', ' '])
@@ -314,8 +317,12 @@ impl Pod {
             .unwrap_or_default()
             .to_lowercase();
         format!(
-            "phase={phase} stage={stage} age={:.1}s working={} containers={}",
-            age.as_secs_f64(),
+            "key={} phase={phase} stage={} stage_age={:.1}s age={:.1}s waiters={} working={} containers={}",
+            self.key(),
+            told::step(&at),
+            at.stage_age.as_secs_f64(),
+            at.age.as_secs_f64(),
+            self.shared.journal.waiting(),
             self.shared.work.try_lock().is_err(),
             self.shared.containers.list().join(",")
         )

@@ -28,9 +28,9 @@ impl Pod {
                     stale = true;
                 }
             }
-            tracing::warn!(pod = %pod.shared.options.group, "nobody claimed the parked pod; undoing it");
+            tracing::warn!(key = pod.key(), "nobody claimed the parked pod; undoing it");
             // Asked again under the lock: a claim may have come while we waited for it.
-            let still = || pod.is_unclaimed() && job.waiters() == 0;
+            let still = || pod.is_unclaimed() && job.waiters() == 0 && pod.unpark("expired");
             if let Err(error) = pod.end(Duration::ZERO, still).await {
                 tracing::error!(%error, "undo the parked pod");
             }

@@ -1,0 +1,125 @@
+//! What requests for the pod are told, and what is noted of them: joins, time-outs, claims.
+//!
+//! Promises that every refusal names the pod key, the stage, its age and this supervisor, as they are when it is sent.
+
+use std::time::Duration;
+
+use super::Pod;
+use super::history::Event;
+use super::journal::{Progress, Waiting};
+use crate::error::{Error, Kind};
+use crate::tally::{self, Count};
+
+/// Kind of our counts.
+const POD: &str = "pod";
+
+impl Pod {
+    /// A request begins to wait for the creation that it did not begin.
+    pub(super) fn note_join(&self) {
+        let at = self.shared.journal.progress();
+        tally::count(self.config(), POD, Count::Stalled(at.stage.clone()));
+        self.shared
+            .journal
+            .happened(Event::Joined, &at.stage, None, true);
+        tracing::info!(
+            key = self.key(),
+            stage = at.stage,
+            age_us = micros(at.age),
+            waiters = self.shared.journal.waiting(),
+            "a request joins the creation under way"
+        );
+    }
+
+    /// Counts the request as one that waits.
+    pub(super) fn wait_here(&self) -> Waiting {
+        self.shared.journal.wait_here()
+    }
+
+    /// How the creation has ended, for the counters.
+    pub(super) fn count_created(&self, how: &'static str) {
+        tally::count(self.config(), POD, Count::Created(how));
+    }
+
+    /// Nobody has been given the pod, and now it is parked no more; says whether it was. Counted once.
+    pub(super) fn unpark(&self, why: &'static str) -> bool {
+        let was = std::mem::replace(&mut self.lock().unclaimed, false);
+        if was {
+            tally::count(self.config(), POD, Count::Unparked(why));
+        }
+        was
+    }
+
+    /// At the deadline of a request: the work goes on. `age`: of the creation.
+    pub(super) fn still_at(&self, age: Duration) -> Error {
+        let at = self.shared.journal.progress();
+        self.shared
+            .journal
+            .happened(Event::TimedOut, &at.stage, None, true);
+        self.told(
+            Kind::Deadline,
+            &format!(
+                "still at stage {} after {:.1} s in supervisor {} ({:.1} s at this stage); the work goes on, ask again to join it",
+                at.stage,
+                age.as_secs_f64(),
+                std::process::id(),
+                at.stage_age.as_secs_f64(),
+            ),
+        )
+    }
+
+    /// To a request that came too early for the result, or may be too near its end to take it.
+    pub(super) fn ready_for_the_next(&self) -> Error {
+        let age = self.shared.journal.with(|r| r.activity_age());
+        self.told(
+            Kind::Busy,
+            &format!(
+                "it is ready, retry to take it (parked for {:.1} s in supervisor {})",
+                age.as_secs_f64(),
+                std::process::id()
+            ),
+        )
+    }
+
+    /// To a request that finds an earlier try being undone.
+    pub(super) fn rolling_back(&self) -> Error {
+        let at = self.shared.journal.progress();
+        let step = step(&at);
+        self.told(
+            Kind::Busy,
+            &format!(
+                "an earlier try failed and is being rolled back in supervisor {} (step {step}, {:.1} s); try again",
+                std::process::id(),
+                at.stage_age.as_secs_f64()
+            ),
+        )
+    }
+
+    /// To a request for a pod that had its life.
+    pub(super) fn stopped(&self) -> Error {
+        self.told(Kind::State, "it was stopped; remove it and create it anew")
+    }
+
+    fn told(&self, kind: Kind, what: &str) -> Error {
+        let id = &self.shared.options.group;
+        let key = self.key();
+        let named = match key == *id {
+            true => String::new(),
+            false => format!(" (pod {key})"),
+        };
+        Error::new(kind, format!("start sandbox {id}{named}: {what}"))
+    }
+
+    /// The pod key, as in errors and logs.
+    pub(super) fn key(&self) -> String {
+        self.shared.journal.with(|r| r.key())
+    }
+}
+
+/// The finest name for what is at work.
+pub(super) fn step(at: &Progress) -> &str {
+    at.step.as_deref().unwrap_or(&at.stage)
+}
+
+pub(super) fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
