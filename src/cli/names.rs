@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::error::{Context, Error, Kind, Result};
+use crate::pod::beside;
 
 use super::host::{Host, private_dir};
 
@@ -75,16 +76,7 @@ pub fn reserve(host: &Host, name: &str, id: &str) -> Result<Reserved> {
 
 /// Frees the name if it is (still) this pod's.
 pub fn release(host: &Host, name: &str, id: &str) -> Result<()> {
-    let dir = directory(host);
-    if crate::id::check("name", name).is_err() || !dir.is_dir() {
-        return Ok(());
-    }
-    let _lock = lock(&dir)?;
-    let path = dir.join(name);
-    if read(&path)?.is_some_and(|owner| owner == id) {
-        fs::remove_file(&path).context(|| format!("remove {}", path.display()))?;
-    }
-    Ok(())
+    beside::release_name(&directory(host), name, id)
 }
 
 /// Id of the pod that has `name`, if any; the pod itself may be gone.
@@ -103,9 +95,8 @@ pub fn of(host: &Host, id: &str) -> Option<String> {
         .find(|name| !name.starts_with('.'))
 }
 
-/// No pod's directory: '.' may not begin an id, so that listing pods passes it by.
 fn directory(host: &Host) -> PathBuf {
-    host.root().join(".names")
+    host.root().join(beside::NAMES)
 }
 
 /// The directory itself is the lock, so that no file of ours outlives the last name.

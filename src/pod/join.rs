@@ -205,7 +205,8 @@ impl Pod {
                 Ok(Role::Claimant(job, claim))
             }
             Phase::Down | Phase::Stopping | Phase::Stopped => Err(self.stopped()),
-            Phase::Empty | Phase::TaskOnly | Phase::Ending => Err(gone()),
+            Phase::Ending => Err(self.being_removed("start")),
+            Phase::Empty | Phase::TaskOnly => Err(gone()),
         }
     }
 

@@ -4,6 +4,7 @@
 //! the pod's own (law 1), one at a time. Requests only wait for a job; dropping a request drops the wait and nothing
 //! else. Queries read the journal's memory and never wait (law 7).
 
+pub mod beside;
 mod build;
 pub mod gc;
 pub mod history;
@@ -233,7 +234,7 @@ impl Pod {
         match inner.phase {
             Phase::Empty => Ok(false),
             Phase::TaskOnly => Err(self.busy_with("containers without a sandbox")),
-            Phase::Ending => Err(gone()),
+            Phase::Ending => Err(self.being_removed("create")),
             _ if inner.digest == digest => Ok(true),
             _ => Err(self.other_request(&inner.digest, digest)),
         }

@@ -99,14 +99,33 @@ impl Pod {
         self.told(Kind::State, "it was stopped; remove it and create it anew")
     }
 
+    /// To a request that finds the pod being removed; `verb`: what it wanted.
+    pub(super) fn being_removed(&self, verb: &str) -> Error {
+        let at = self.shared.journal.progress();
+        self.refusal(
+            verb,
+            Kind::Gone,
+            &format!(
+                "it is being removed by supervisor {} (step {}, {:.1} s); ask again when that has left",
+                std::process::id(),
+                step(&at),
+                at.stage_age.as_secs_f64()
+            ),
+        )
+    }
+
     fn told(&self, kind: Kind, what: &str) -> Error {
+        self.refusal("start", kind, what)
+    }
+
+    fn refusal(&self, verb: &str, kind: Kind, what: &str) -> Error {
         let id = &self.shared.options.group;
         let key = self.key();
         let named = match key == *id {
             true => String::new(),
             false => format!(" (pod {key})"),
         };
-        Error::new(kind, format!("start sandbox {id}{named}: {what}"))
+        Error::new(kind, format!("{verb} sandbox {id}{named}: {what}"))
     }
 
     /// The pod key, as in errors and logs.
