@@ -76,9 +76,9 @@ pub fn on_a_machine(name: &str, settings: &str, body: impl FnOnce(&Machine)) {
 impl Machine {
     /// What comes next stands still there, until [`Machine::let_go`].
     pub fn hold(&self, at: Delay) {
-        let _ = fs::remove_file(&self.gate);
         match at {
             Delay::Plugin => {
+                let _ = fs::remove_file(&self.gate);
                 self.plugin.on("ADD", &[Act::WaitFor(self.gate.clone())]);
             }
             Delay::Infra => freeze(true),
