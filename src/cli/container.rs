@@ -15,6 +15,7 @@ use serde_json::json;
 
 use crate::client::{self, Client};
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 use crate::pod::record::Record;
 use crate::proto::any;
 use crate::proto::runtimeoptions::runtimeoptions::Options;
@@ -114,7 +115,9 @@ pub async fn start(
     let log = log_path(&dir, id);
     let command = work.args.first().map_or("", String::as_str);
     let root = host.config.oci_root();
+    failpoint::hit("cli.bundle.before")?;
     let made = write_bundle(host, pod, id, work, &bundle, &log);
+    let made = made.and_then(|()| failpoint::hit("cli.bundle.after"));
     let started = match made {
         Ok(()) => run(client, &root, id, &bundle, &log, attach, command).await,
         Err(e) => Err(e.into()),

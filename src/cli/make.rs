@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::client::{self, Client};
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 use crate::pod::history::Activity;
 use crate::pod::record::{self, Record, State};
 use crate::proto::any;
@@ -85,6 +86,7 @@ async fn once(
     let id = names::new_id()?;
     let dir = host.pod_dir(&id);
     private_dir(&dir)?;
+    failpoint::hit("cli.name.before")?;
     let name = plan.name.clone().unwrap_or_else(|| names::invented(&id));
     match names::reserve(host, &name, &id) {
         Ok(Reserved::New) => {}
@@ -98,10 +100,14 @@ async fn once(
         }
     }
     let launched = async {
+        failpoint::hit("cli.name.after")?;
         let bundle = make_bundle(&dir)?;
+        failpoint::hit("cli.launch.before")?;
         let address = supervisor::start(host, &plan.program, &id, &bundle).await?;
+        failpoint::hit("cli.launch.after")?;
         let client = Client::connect(&address).await?;
         create(host, plan, &client, &id, &name).await?;
+        failpoint::hit("cli.create.after")?;
         Ok::<_, Error>(client)
     };
     let client = match launched.await {

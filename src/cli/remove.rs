@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::client;
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::launch;
 use crate::network::NetworkRecord;
 use crate::pod;
@@ -149,6 +150,7 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
         sandbox_id: record.id.clone(),
         ..Default::default()
     };
+    failpoint::hit("cli.shutdown.before")?;
     let what = format!("shut down pod {}", label(record));
     let answer = client::retry_closed(&record.address, |client| {
         let (request, what) = (request.clone(), what.clone());
@@ -161,6 +163,7 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
         }
     })
     .await;
+    failpoint::hit("cli.shutdown.after")?;
     let Some(own) = record.supervisor else {
         return Ok(());
     };
@@ -279,12 +282,15 @@ async fn forget(host: &Host, id: &str, name: Option<&str>) -> Result<()> {
             ),
         ));
     }
+    failpoint::hit("cli.socket.before")?;
     remove_socket(host, id).await;
+    failpoint::hit("cli.directory.before")?;
     match fs::remove_dir_all(&dir) {
         Ok(()) => {}
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => return Err(Error::io(format!("remove {}", dir.display()), e)),
     }
+    failpoint::hit("cli.name-release.before")?;
     match name {
         Some(name) if !name.is_empty() => names::release(host, name, id),
         _ => Ok(()),

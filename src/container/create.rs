@@ -16,6 +16,7 @@ use super::{CreateRequest, RuntimeOptions, exit, kill, pod_context, undo};
 use crate::cgroup::{Group, Layout};
 use crate::clock::unix_nanos;
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 use crate::mount;
 use crate::oci::{self, Runtime};
 use crate::process::Child;
@@ -167,11 +168,14 @@ async fn build(
     request: &CreateRequest,
     spec: Option<Spec>,
 ) -> Result<u32> {
+    failpoint::reach("container.record.before").await?;
     shared.save(container)?;
+    failpoint::reach("container.record.after").await?;
     if let Some(spec) = spec {
         spec.write(&request.bundle)?;
     }
     mount_rootfs(request).await?;
+    failpoint::reach("rootfs.mount.after").await?;
     let mut io = Io::open(&stdio::Request {
         stdin: request.stdin.clone(),
         stdout: request.stdout.clone(),
@@ -183,6 +187,8 @@ async fn build(
     })
     .await?;
     let child = run(shared, container, request, &mut io).await?;
+    failpoint::child("container.created.process", child.pid());
+    failpoint::reach("runtime-create.after").await?;
     let group = Group::of_process(layout, child.pid()).ok();
     {
         let mut inner = container.inner();
@@ -236,6 +242,7 @@ async fn run(
     let fixed = &container.fixed;
     let pid_file = fixed.bundle.join(PID_FILE);
     remove_stale(&pid_file)?;
+    failpoint::reach("runtime-create.before").await?;
     // From before the fork: init may end before its pid is read.
     let held = shared.reaper.hold_unknown();
     let create = oci::Create {
@@ -255,6 +262,7 @@ async fn run(
 
 /// A create that failed leaves nothing; what cannot be undone now stays on record for `delete`.
 async fn abandon(shared: &Shared, container: &Container) {
+    failpoint::pass("container.abandon.before");
     let record = container.inner().record.clone();
     match undo::undo(&shared.config, &shared.reaper, &record).await {
         Ok(()) => {

@@ -15,6 +15,7 @@ use super::table::{Container, Shared};
 use super::undo;
 use crate::clock::from_unix_nanos;
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::stdio::Io;
 
 /// How long what the processes wrote may take to reach a slow reader, all together.
@@ -55,7 +56,9 @@ pub(super) async fn container(shared: &Arc<Shared>, container: &Arc<Container>) 
     undo::remove(&shared.reaper, &record)
         .await
         .map_err(|e| e.within(format!("delete container {}", fixed.id)))?;
+    failpoint::reach("container.forget.before").await?;
     shared.forget(container)?;
+    failpoint::pass("container.forget.after");
     let _ = fs::remove_file(fixed.bundle.join("init.pid"));
     shared.announcer(container).deleted(pid, exit);
     shared.remove(container);

@@ -13,6 +13,7 @@ use super::exit;
 use super::state::{Exec, Phase, Process, Streams};
 use super::table::{Container, Shared};
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 use crate::oci;
 use crate::process::Child;
 use crate::stdio::{self, Io};
@@ -65,8 +66,10 @@ pub(super) async fn start(
     let Ok(_slot) = container.exec_slots.acquire().await else {
         return Err(Error::new(Kind::Gone, "the supervisor is leaving"));
     };
+    failpoint::reach("exec.before").await?;
     let (json, streams) = begin()?;
     let launched = launch(shared, container, exec_id, &json, streams).await;
+    failpoint::pass("exec.after");
     let started = container.step(|inner| {
         let too_late = inner
             .init

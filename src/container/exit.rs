@@ -13,6 +13,7 @@ use super::record::ExitRecord;
 use super::state::Phase;
 use super::table::{Container, Shared};
 use crate::clock::unix_nanos;
+use crate::failpoint;
 use crate::oci;
 use crate::process::{Child, Exit};
 
@@ -24,6 +25,7 @@ pub(super) fn watch_init(shared: &Arc<Shared>, container: &Arc<Container>, child
     let (shared, container) = (Arc::clone(shared), Arc::clone(container));
     tokio::spawn(async move {
         let exit = record(child.wait().await);
+        failpoint::pass("container.exit.before");
         container.step(|inner| inner.note_exit(exit));
         // At once: who reads the journal after us must find the code.
         shared.save_or_warn(&container);
@@ -44,6 +46,7 @@ pub(super) fn watch_init(shared: &Arc<Shared>, container: &Arc<Container>, child
                 "init ended and an exec is still there"
             );
         }
+        failpoint::pass("container.exit.after");
         let pid = child.pid().unsigned_abs();
         container.step(|inner| {
             if inner.init.end(exit) {

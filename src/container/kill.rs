@@ -13,6 +13,7 @@ use super::state::{Inner, Phase};
 use super::table::{Container, Shared};
 use super::{delete, start};
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::oci;
 use crate::process::{Child, Identity};
 
@@ -37,6 +38,7 @@ pub(super) async fn kill(
         return kill_exec(container, exec_id, number(signal)?);
     }
     let fixed = &container.fixed;
+    failpoint::reach("container.kill.before").await?;
     let init = living_init(container)?;
     let result = match (fixed.runtime.flavour().kills_by_pid(), all) {
         (true, false) => sent(init.signal(number(signal)?)?, &fixed.id),

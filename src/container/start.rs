@@ -8,6 +8,7 @@ use super::state::{Inner, Phase};
 use super::table::{Container, Shared};
 use crate::clock::unix_nanos;
 use crate::error::Result;
+use crate::failpoint;
 
 /// See [`super::Containers::start`].
 pub(super) async fn start(shared: &Shared, container: &Arc<Container>) -> Result<u32> {
@@ -22,9 +23,14 @@ pub(super) async fn start(shared: &Shared, container: &Arc<Container>) -> Result
     }
     // Read before: a program that ends at once must not have ended before it was started.
     let at = unix_nanos(SystemTime::now());
-    let starting = fixed
-        .runtime
-        .start(&shared.reaper, &fixed.bundle, &fixed.id);
+    let starting = async {
+        failpoint::reach("runtime-start.before").await?;
+        let start = fixed
+            .runtime
+            .start(&shared.reaper, &fixed.bundle, &fixed.id);
+        start.await?;
+        failpoint::reach("runtime-start.after").await
+    };
     let started = container.unless_cancelled(starting).await;
     let pid = container.step(|inner| {
         inner.end_start(started.is_ok().then_some(at));

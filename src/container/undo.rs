@@ -14,6 +14,7 @@ use super::record::ContainerRecord;
 use crate::cgroup::{Group, Layout};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::mount::unmount_tree;
 use crate::oci::{Flavour, Runtime};
 use crate::process::Reaper;
@@ -41,8 +42,11 @@ pub(super) async fn remove(reaper: &Reaper, record: &ContainerRecord) -> Result<
 }
 
 async fn clean(reaper: &Reaper, record: &ContainerRecord, force: bool) -> Result<()> {
+    failpoint::reach("runtime-delete.before").await?;
     let deleted = delete_state(reaper, record, force).await;
+    failpoint::reach("rootfs.unmount.before").await?;
     let unmounted = unmount(record).await;
+    failpoint::reach("rootfs.unmount.after").await?;
     let removed = match own_group(record) {
         Some(group) => absent_is_done(group.remove(CGROUP_LIMIT).await),
         None => Ok(()),

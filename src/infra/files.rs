@@ -14,6 +14,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 
 /// More of a host's file than this is not copied into every pod.
 const MAX_COPY: u64 = 1 << 20;
@@ -84,7 +85,9 @@ impl PodFiles {
         write(&paths.hosts, hosts.as_bytes())?;
         write(&paths.resolv_conf, &resolv_conf)?;
         if !self.host_ipc {
+            failpoint::hit("files.shm.before")?;
             self.mount_shm(&paths.shm, dir)?;
+            failpoint::hit("files.shm.after")?;
         } else if !paths.shm.is_dir() {
             return Err(Error::new(
                 Kind::State,

@@ -20,6 +20,7 @@ use tracing::warn;
 
 use super::{IdMapping, InfraSpec, Namespace, check_sysctls, sysctl};
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 use crate::process::{Child, Identity, Reaper};
 use crate::sys::clone::{self, Report, Step};
 use crate::sys::fd::sealed_memory_file;
@@ -138,7 +139,9 @@ pub async fn prepare(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
     let sysctls = check_sysctls(&spec.sysctls, spec)?;
     check(spec)?;
     let mut prepared = clone_into(reaper, spec)?;
+    failpoint::child("infra.cloned.process", prepared.child.pid());
     let done = within("set up the infra process", async {
+        failpoint::reach("infra.cloned").await?;
         if matches!(spec.user, Namespace::Path(_)) {
             second_clone(reaper, &mut prepared).await?;
         }
@@ -151,6 +154,7 @@ pub async fn prepare(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
         set_oom_score(pid, spec.oom_score_adj)?;
         prepared.let_go().await?;
         prepared.expect_report().await?;
+        failpoint::reach("infra.set-up").await?;
         sysctl::write(&sysctls, pid)
     })
     .await;

@@ -12,6 +12,7 @@ use crate::client::{self, Client};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::network::NetworkRecord;
 use crate::pod::record::{self, Found, Record};
 use crate::pod::{self, Deleted};
@@ -282,6 +283,7 @@ impl Cleaner<'_> {
 
     /// Undoes from the record alone.
     pub async fn rescue(&self, budget: Duration) -> Result<Deleted> {
+        failpoint::hit("delete.rescue.before")?;
         match pod::rescue(self.config, &self.reaper, self.namespace, self.id, budget).await {
             // What is owed is on record and is tried again below, and by `podvisor gc`; the daemon must not keep the
             // bundle for it.

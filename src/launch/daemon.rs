@@ -21,6 +21,7 @@ use tracing::{error, info, warn};
 
 use crate::config::Config;
 use crate::error::{Context, Result};
+use crate::failpoint;
 use crate::serve;
 use crate::sys;
 
@@ -64,6 +65,8 @@ pub fn run(launch: Launch) -> ExitCode {
     let word = Word::new(launch.ready);
     let socket = launch.socket.clone();
     let prepared = become_daemon(&launch.bundle, &[&launch.listener, &launch.watchdog], &word);
+    #[cfg(feature = "failpoint")]
+    let prepared = prepared.and_then(|()| arm_failpoints(&launch.bundle));
     if let Err(e) = prepared {
         word.failed(&e.to_string());
         let _ = fs::remove_file(&socket);
@@ -81,7 +84,11 @@ pub fn run(launch: Launch) -> ExitCode {
 
     let ready = {
         let word = word.clone();
-        Box::new(move || word.ready())
+        Box::new(move || {
+            failpoint::pass("supervisor.ready.before");
+            word.ready();
+            failpoint::pass("supervisor.ready.after");
+        })
     };
     let served = serve::run(serve::Options {
         config: launch.config,
@@ -111,6 +118,7 @@ pub fn run(launch: Launch) -> ExitCode {
 }
 
 fn become_daemon(bundle: &Path, keep: &[&OwnedFd], word: &Word) -> Result<()> {
+    failpoint::hit("supervisor.begin")?;
     // A session of its own: the terminal of a person's shell takes nobody down when it closes.
     sys::fork::new_session().context(|| "start a session")?;
     let mut numbers: Vec<i32> = keep.iter().map(|fd| fd.as_raw_fd()).collect();
@@ -152,6 +160,16 @@ fn open_log(bundle: &Path) -> Option<File> {
         options.append(true).open(path).ok()
     } else {
         None
+    }
+}
+
+/// What the annotations of the bundle's `config.json` say; a sandbox' own come with its request.
+#[cfg(feature = "failpoint")]
+fn arm_failpoints(bundle: &Path) -> Result<()> {
+    match crate::spec::Spec::read(bundle) {
+        Ok(spec) => failpoint::arm(&spec.annotations()),
+        Err(e) if e.is_gone() => Ok(()),
+        Err(e) => Err(e),
     }
 }
 

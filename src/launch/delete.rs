@@ -22,6 +22,7 @@ use crate::client;
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 use crate::launch::cleaner::{Asked, Cleaner, KILLED, Owner, STEP_LIMIT};
 use crate::launch::flags::Flags;
 use crate::launch::{answer, socket};
@@ -42,6 +43,7 @@ const ANSWER: u8 = b'\x06';
 pub fn run(flags: &Flags) -> Result<ExitCode> {
     let config = Config::load()?;
     let (read, write) = pipe2(OFlag::O_CLOEXEC).context(|| "make a pipe")?;
+    failpoint::hit("delete.fork.before")?;
     match fork().context(|| "fork the one who cleans up")? {
         Fork::Child => {
             drop(read);
@@ -50,8 +52,11 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
         }
         Fork::Parent(_) => {
             drop(write);
+            failpoint::hit("delete.fork.after")?;
             let response = hear(read)?;
+            failpoint::hit("delete.answer.before")?;
             answer(&response)?;
+            failpoint::hit("delete.answer.after")?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -129,6 +134,7 @@ fn work(config: &Config, flags: &Flags, pipe: OwnedFd) {
             },
             Err(e) => return tell(Err(e)),
         };
+        failpoint::pass("delete.ask.before");
         let owner = cleaner.owner();
         let sockets = sockets(config, flags, &owner);
         if matches!(owner, Owner::Unknown) {
@@ -139,6 +145,7 @@ fn work(config: &Config, flags: &Flags, pipe: OwnedFd) {
             Asked::Failed(e) => return tell(Err(e)),
             Asked::Leaving(deleted) => {
                 tell(Ok(deleted));
+                failpoint::pass("delete.leaving");
                 if !cleaner.see_off(&owner).await {
                     return;
                 }
@@ -147,7 +154,9 @@ fn work(config: &Config, flags: &Flags, pipe: OwnedFd) {
             }
             Asked::Nobody => tell(cleaner.rescue(STEP_LIMIT).await),
         }
+        failpoint::pass("delete.finish.before");
         cleaner.finish().await;
+        failpoint::pass("delete.sockets.before");
         for path in &sockets {
             let _ = socket::remove_dead(path);
         }

@@ -22,6 +22,7 @@ use serde::Deserialize;
 use crate::cgroup::{Group, Layout};
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 use crate::launch::bootstrap::{self, Input, Params};
 use crate::launch::dialect::{self, Dialect, Signs};
 use crate::launch::flags::Flags;
@@ -63,6 +64,7 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
     let dialect = choose_dialect(&config, flags, &input);
     let reply = bootstrap::answer(dialect, &address, bootstrap::TASK_VERSION)?;
 
+    failpoint::hit("start.claim.before")?;
     let listener = match socket::claim(&path)? {
         Claim::Ours(listener) => listener,
         Claim::Joined => {
@@ -73,6 +75,7 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
         }
     };
     let unlink = UnlinkOnDrop(Some(path.clone()));
+    failpoint::hit("start.claim.after")?;
     if env::var_os("SCHED_CORE").is_some_and(|v| !v.is_empty()) {
         // The child inherits the cookie; the daemon gave us a process group of our own.
         sys::sched_core::create()
@@ -94,6 +97,7 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
         oom_score_adj: child_oom_score(),
         config,
     };
+    failpoint::hit("start.fork.before")?;
     // One thread: nothing here has started another.
     let child = match sys::fork::fork().context(|| "fork the supervisor")? {
         sys::fork::Fork::Child => {
@@ -105,20 +109,25 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
     };
     // Its ends and the listener are the child's alone now.
     drop(launch);
+    failpoint::hit("start.fork.after")?;
 
     if !options.shim_cgroup.is_empty() {
         join_cgroup(&options.shim_cgroup, child.pid())?;
     }
     wait_ready(ready_read)?;
+    failpoint::hit("start.address.before")?;
     if let Some(dir) = dir {
         leave_link(&bundle, dir)?;
     }
     write_address(&bundle, &address)?;
+    failpoint::hit("start.answer.before")?;
     answer(&reply)?;
+    failpoint::hit("start.answer.after")?;
     // From here on the supervisor stays, whatever happens to this process.
     File::from(alive_write)
         .write_all(b"1")
         .context(|| "tell the supervisor that its address is known")?;
+    failpoint::pass("start.word.after");
     child.disarm();
     unlink.disarm();
     Ok(ExitCode::SUCCESS)

@@ -10,6 +10,7 @@ use super::plugin::{self, Call, Command};
 use super::{AddResult, Attachment, NetworkConf, Timing, conf, netns, result};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::process::Reaper;
 
 /// One attachment and everything its calls have in common.
@@ -61,7 +62,12 @@ impl<'a> Chain<'a> {
             let stdin = stdin(self.conf, plugin, self.attachment, previous);
             let netns = &self.attachment.netns;
             let begun = Instant::now();
-            let run = self.run(Command::Add, plugin, program, netns, stdin, (end, bound));
+            let run = async {
+                failpoint::reach("cni-add.plugin.before").await?;
+                let ran = self.run(Command::Add, plugin, program, netns, stdin, (end, bound));
+                let raw = ran.await?;
+                failpoint::reach("cni-add.plugin.after").await.map(|()| raw)
+            };
             let next = run.await.and_then(|raw| {
                 // The next plugin reads prevResult in the version of the configuration.
                 let what = || format!("read the result of CNI plugin {:?}", type_of(plugin));
@@ -113,6 +119,7 @@ impl<'a> Chain<'a> {
         // The first failure ends a try, as the specification says; the next try runs the whole list again.
         for (plugin, program) in self.conf.plugins.iter().zip(&self.programs).rev() {
             let stdin = stdin(self.conf, plugin, self.attachment, previous.as_ref());
+            failpoint::reach("cni-del.plugin.before").await?;
             self.run(
                 Command::Del,
                 plugin,
@@ -122,6 +129,7 @@ impl<'a> Chain<'a> {
                 (begun + bound, bound),
             )
             .await?;
+            failpoint::reach("cni-del.plugin.after").await?;
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::process::Reaper;
 
 /// Capabilities whose arguments only come from somebody who asked for them.
@@ -64,8 +65,11 @@ pub async fn add(
     let took = begun.elapsed();
     latency::note(config, &conf.name, Command::Add, took, tried.is_err());
     let result = tried.map_err(|e| e.within(what()))?;
+    failpoint::reach("cni-add.result.before").await?;
     slot.finish(&result)?;
+    failpoint::reach("cni-add.result.after").await?;
     cache::write(&config.cni.cache_dir, conf, attachment, &result.raw)?;
+    failpoint::reach("cni-add.cache.after").await?;
     tracing::info!(step = "cni-add", network = conf.name, ifname = attachment.ifname, took = ?begun.elapsed(), ips = ?result.ips, "network added");
     Ok(result)
 }
@@ -81,7 +85,9 @@ async fn add_with_retries(
 ) -> Result<AddResult> {
     let mut tries = Tries::new();
     loop {
+        failpoint::reach("cni-add.record.before").await?;
         record.begin(chain.conf, chain.attachment)?;
+        failpoint::reach("cni-add.record.after").await?;
         netns::raise_loopback(&chain.attachment.netns)?;
         let Failed { error, previous } = match chain.add(end, config.add_timeout()).await {
             Ok(result) => return Ok(result),
@@ -188,11 +194,13 @@ async fn del_slot(config: &Config, reaper: &Reaper, slot: &Slot, limit: Duration
         latency::note(config, &conf.name, Command::Del, took, deleted.is_err());
         deleted.map_err(|e| e.within(what()))?;
     }
+    failpoint::reach("cni-del.stopped.before").await?;
     if let Err(error) = slot.set_stopped() {
         // A full disk has no room for the marker, but what says that a DEL is owed can be taken away.
         tracing::warn!(%error, "mark the network as stopped");
         slot.forget_started()?;
     }
+    failpoint::reach("cni-del.stopped.after").await?;
     for Owed {
         conf, attachment, ..
     } in &owed

@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 use crate::sys::dir::{check_private, make_private};
 
 /// Most that is read of any file of this room: a configuration or a result is a few kilobytes.
@@ -29,6 +30,7 @@ pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     temp_name.push(name);
     temp_name.push(".tmp");
     let temp = dir.join(temp_name);
+    failpoint::hit("record.write.before")?;
     // What a killed writer left would stop create_new for ever.
     remove_file(&temp)?;
     let written = OpenOptions::new()
@@ -37,12 +39,14 @@ pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
         .mode(0o600)
         .open(&temp)
         .and_then(|mut f| f.write_all(bytes).and_then(|()| f.sync_all()))
-        .and_then(|()| fs::rename(&temp, path));
-    if let Err(e) = written {
+        .map_err(|e| Error::io(format!("write {}", path.display()), e))
+        .and_then(|()| failpoint::hit("record.write.half"))
+        .and_then(|()| fs::rename(&temp, path).context(|| format!("write {}", path.display())));
+    if written.is_err() {
         let _ = fs::remove_file(&temp);
-        return Err(Error::io(format!("write {}", path.display()), e));
     }
-    Ok(())
+    written?;
+    failpoint::hit("record.write.after")
 }
 
 /// Makes what happened to the names in `dir` durable.

@@ -25,6 +25,7 @@ use super::slot::Slot;
 use super::{AddResult, Attachment, NetworkConf, disk, owed};
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 
 /// Between two looks at a lock that somebody holds.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
@@ -143,7 +144,9 @@ impl NetworkRecord {
             ));
         }
         // add-started before network-stopped: cut short in between, the record must not claim a DEL again.
+        failpoint::hit("record.remove.before")?;
         self.slots().iter().try_for_each(Slot::clear)?;
+        failpoint::hit("record.remove.half")?;
         match fs::remove_dir_all(&self.dir) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
             Err(e) => Err(Error::io(

@@ -21,6 +21,7 @@ use nix::sys::statfs::statfs;
 use super::{disk, markers, userns};
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 use crate::sys;
 
 /// Where iproute2 looks.
@@ -44,7 +45,9 @@ pub fn path(config: &Config, namespace: &str, sandbox_id: &str) -> PathBuf {
 pub fn make(path: &Path) -> Result<()> {
     let what = || format!("make netns {}", path.display());
     prepare(path).map_err(|e| e.within(what()))?;
+    failpoint::hit("netns.pin.before")?;
     sys::netns::new_netns_pinned(path)?;
+    failpoint::hit("netns.pin.after")?;
     show(path);
     Ok(())
 }
@@ -77,6 +80,7 @@ pub fn unpin(path: &Path) -> Result<()> {
         // On a read-only /run/netns it was never made, or cannot go; it points at nothing then.
         tracing::warn!(%error, "link to the netns left behind");
     }
+    failpoint::hit("netns.link.after")?;
     clear(path).map_err(|e| e.within(what()))?;
     clear(&userns::user_path(path)).map_err(|e| e.within(what()))
 }

@@ -15,6 +15,7 @@ use super::{AddResult, Attachment, NetworkConf, cache, conf, disk, find, netns};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 
 pub(super) const OWNER: &str = "owner.json";
 pub(super) const STARTED: &str = "add-started.json";
@@ -119,7 +120,10 @@ impl Slot {
             .filter(|path| path.exists())
             .collect();
         if !stale.is_empty() {
-            stale.iter().try_for_each(|path| disk::remove_file(path))?;
+            for path in &stale {
+                disk::remove_file(path)?;
+                failpoint::hit("record.clear.file")?;
+            }
             disk::sync_dir(&self.dir)?;
         }
         Ok(())

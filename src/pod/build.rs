@@ -9,16 +9,15 @@ mod network;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
-
 use super::history::{Event, ROLL_BACK};
-use super::join::{Job, Outcome};
+use super::join::Job;
 use super::journal::files_dir;
 use super::plan::{NetworkPlan, Plan};
 use super::record::{Effect, State};
 use super::teardown::{self, Scope};
 use super::{Phase, Pod, now_nanos, patience};
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::infra::{Namespace, PodFiles};
 use crate::network::userns;
 use crate::process::Child;
@@ -76,7 +75,9 @@ impl Pod {
             host_ipc: plan.infra.ipc == Namespace::Host,
             shm_size: plan.shm_size(),
         };
+        failpoint::hit("files.make.before")?;
         let made = files.make(&files_dir(self.shared.journal.dir()))?;
+        failpoint::hit("files.make.after")?;
         journal.update(|r| {
             r.files = Some(made);
             r.effects.files = Effect::Done;
@@ -86,12 +87,7 @@ impl Pod {
     }
 
     /// Runs the creation to its end, then commits, parks or undoes it.
-    pub(super) async fn run_creation(
-        self,
-        plan: Arc<Plan>,
-        job: Job,
-        outcome: watch::Sender<Option<Outcome>>,
-    ) {
+    pub(super) async fn run_creation(self, plan: Arc<Plan>, job: Job) {
         let _reporting = self.report();
         let _work = self.shared.work.lock().await;
         let result = match self.is_current(&job) {
@@ -100,15 +96,12 @@ impl Pod {
             false => Err(stopping()),
         };
         match result {
-            Ok(child) => self.finish_creation(&job, child, &outcome),
+            Ok(child) => self.finish_creation(&job, child),
             // Whoever cancelled waits for our turn to end, and undoes everything from the record.
             Err(error) if !self.is_current(&job) => {
                 self.shared.journal.end_stage(Some(&error));
                 self.count_created("cancelled");
-                outcome.send_replace(Some(Outcome::Failed(
-                    Kind::Cancelled,
-                    stopping().to_string(),
-                )));
+                job.fail(Kind::Cancelled, stopping().to_string());
             }
             Err(error) => {
                 let stage = self.shared.journal.progress().stage;
@@ -122,7 +115,7 @@ impl Pod {
                     r.reason = Some(error.to_string());
                 });
                 tracing::warn!(key = self.key(), stage, %error, "creation failed; rolling back");
-                outcome.send_replace(Some(Outcome::Failed(told_as(&error), error.to_string())));
+                job.fail(told_as(&error), error.to_string());
                 tokio::select! {
                     () = self.roll_back() => {}
                     // A stop has limits of its own and begins where this was dropped; a DEL killed half-way is sent again.
@@ -155,26 +148,26 @@ impl Pod {
         }
     }
 
-    fn finish_creation(&self, job: &Job, child: Child, outcome: &watch::Sender<Option<Outcome>>) {
-        let claimed = job.is_claimed();
+    fn finish_creation(&self, job: &Job, child: Child) {
+        failpoint::pass("commit.before");
         self.watch_infra(child);
         if !self.is_current(job) {
             // Stop or shutdown has taken over; it waits for our work lock and undoes from the record.
             self.count_created("cancelled");
-            outcome.send_replace(Some(Outcome::Failed(
-                Kind::Cancelled,
-                stopping().to_string(),
-            )));
+            job.fail(Kind::Cancelled, stopping().to_string());
             return;
         }
-        {
+        // Told only once the pod is in the state that they ask for: nothing waits until then.
+        let claimed = {
             let mut inner = self.lock();
+            let claimed = job.settle(());
             inner.unclaimed = !claimed;
             inner.phase = match claimed {
                 true => Phase::Ready,
                 false => Phase::Parked,
             };
-        }
+            claimed
+        };
         if !claimed {
             self.shared
                 .journal
@@ -188,15 +181,15 @@ impl Pod {
         });
         self.shared.journal.end_stage(None);
         tracing::info!(key = self.key(), claimed, "pod is up");
-        if claimed {
-            outcome.send_replace(Some(Outcome::Committed));
-        } else {
-            outcome.send_replace(Some(Outcome::Parked));
+        failpoint::pass("commit.after");
+        if !claimed {
+            failpoint::pass("park.after");
             self.watch_parked(job.clone());
         }
     }
 
     async fn roll_back(&self) {
+        failpoint::pass("roll-back.before");
         self.shared.journal.note_stage(ROLL_BACK, false);
         let report = self.undo_creation().await;
         self.shared.journal.end_stage(None);

@@ -16,6 +16,7 @@ use super::teardown;
 use crate::cgroup::{Group, Layout};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::network::{self, Debt, Holder, NetworkRecord, netns};
 use crate::process::Reaper;
 
@@ -169,6 +170,7 @@ pub async fn settle(config: &Config, reaper: &Reaper, record: &NetworkRecord) ->
         // What a plugin has started may go on attaching the pod after its supervisor's death.
         network::kill_orphans(&holder.sandbox_id, &holder.netns, None, ORPHAN_LIMIT).await?;
     }
+    failpoint::hit("gc.settle.before")?;
     network::del(config, reaper, record, config.del_timeout())
         .await
         .map_err(|e| e.within("network clean-up pending").as_kind(Kind::Busy))?;
@@ -180,6 +182,7 @@ pub fn clear(config: &Config, record: &NetworkRecord) -> Result<()> {
     if let Some(hash) = record.dir().file_name() {
         netns::unpin(&config.runtime_root.join("netns").join(hash))?;
     }
+    failpoint::hit("gc.record.before")?;
     record.remove()
 }
 

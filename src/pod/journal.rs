@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::clock;
 use crate::container::{ContainerRecord, Ledger};
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 use crate::pod::history::{Event, Moment};
 use crate::pod::record::{FILE, Record, Stage};
 use crate::sys::dir::{check_private, make_private};
@@ -316,6 +317,7 @@ pub fn write(dir: &Path, record: &Record) -> Result<()> {
     let text = serde_json::to_vec(record)
         .map_err(|e| Error::caused(Kind::Other, "encode the journal", e))?;
     let (path, temporary) = (dir.join(FILE), dir.join(".journal.tmp"));
+    failpoint::hit("journal.write.before")?;
     // Truncated, not exclusive: one left by a killed writer must not stop the next.
     let mut file = OpenOptions::new()
         .write(true)
@@ -327,11 +329,14 @@ pub fn write(dir: &Path, record: &Record) -> Result<()> {
         .context(|| format!("write {}", temporary.display()))?;
     file.write_all(&text)
         .context(|| format!("write {}", temporary.display()))?;
-    fs::rename(&temporary, &path).context(|| format!("replace {}", path.display()))
+    failpoint::hit("journal.write.half")?;
+    fs::rename(&temporary, &path).context(|| format!("replace {}", path.display()))?;
+    failpoint::hit("journal.write.after")
 }
 
 /// Removes the journal and, where nothing else is left in it, its directory; absent = done.
 pub fn remove(dir: &Path) -> Result<()> {
+    failpoint::hit("journal.remove.before")?;
     for name in [".journal.tmp", FILE] {
         let path = dir.join(name);
         match fs::remove_file(&path) {
@@ -348,7 +353,7 @@ pub fn remove(dir: &Path) -> Result<()> {
     }
     // Not empty: the command keeps its bundle and logs beside the journal and removes them itself.
     let _ = fs::remove_dir(dir);
-    Ok(())
+    failpoint::hit("journal.remove.after")
 }
 
 /// A record with everything that is the same for all kinds of pods.

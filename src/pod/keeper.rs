@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::teardown::{self, Scope};
 use super::{Phase, Pod, gc, patience};
+use crate::failpoint;
 use crate::network::{FIRST_PAUSE, Holder, LONGEST_PAUSE, NetworkRecord};
 use crate::process::Identity;
 
@@ -57,6 +58,7 @@ impl Pod {
         let (config, id) = (self.config(), &self.shared.options.group);
         let limit = config.keeper_time();
         tracing::warn!(pod = %id, ?limit, "network clean-up pending; staying to retry");
+        failpoint::pass("keeper.begin");
         let mut quit = self.shared.quit.subscribe();
         let kept = timeout(limit, async {
             tokio::select! {
@@ -105,6 +107,7 @@ async fn keep_trying(pod: &Pod, record: &NetworkRecord) {
                 return;
             }
         }
+        failpoint::pass("keeper.try.before");
         match gc::settle(pod.config(), &pod.shared.reaper, record).await {
             Ok(()) => {
                 tracing::info!(step = "cni-del", "network cleaned up at last");

@@ -33,6 +33,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::container::{Containers, CreateRequest, Events, PodContext};
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::network::NetworkRecord;
 use crate::process::{Identity, Reaper};
 use crate::undo::Patience;
@@ -381,7 +382,9 @@ impl Pod {
     async fn take_directory(&self) -> Result<()> {
         let o = &self.shared.options;
         let dir = self.shared.journal.dir();
+        failpoint::hit("pod.take.before")?;
         journal::make_dir(&o.config.runtime_root, dir)?;
+        failpoint::hit("pod.take.after")?;
         match record::read(dir) {
             Err(error) if error.is_gone() => {
                 self.shared.journal.take();

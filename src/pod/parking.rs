@@ -14,23 +14,12 @@ impl Pod {
         let pod = self.clone();
         let interval = Duration::from_secs_f64(self.config().parking.interval);
         tokio::spawn(async move {
-            let mut stale = false;
-            loop {
-                tokio::time::sleep(interval).await;
-                if !pod.is_unclaimed() {
-                    return;
-                }
-                if job.waiters() > 0 {
-                    stale = false;
-                } else if stale {
-                    break;
-                } else {
-                    stale = true;
-                }
+            if !job.expired(interval, || pod.is_unclaimed()).await {
+                return;
             }
             tracing::warn!(key = pod.key(), "nobody claimed the parked pod; undoing it");
             // Asked again under the lock: a claim may have come while we waited for it.
-            let still = || pod.is_unclaimed() && job.waiters() == 0 && pod.unpark("expired");
+            let still = || pod.is_unclaimed() && job.watchers() == 0 && pod.unpark("expired");
             match pod.end(Duration::ZERO, still).await {
                 Err(error) => tracing::error!(%error, "undo the parked pod"),
                 Ok(()) => pod.forget_what_is_beside(),

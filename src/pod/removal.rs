@@ -9,6 +9,7 @@ use super::teardown::{self, Scope, is_network};
 use super::{Phase, Pod, patience};
 use crate::container::Status;
 use crate::error::Result;
+use crate::failpoint;
 
 /// Grace of containers when the caller names none: what container tools give.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
@@ -49,7 +50,9 @@ impl Pod {
             // After an error the phase stays: the next stop has to try again.
             self.lock().phase = Phase::Stopped;
         }
+        failpoint::pass("stop.record.before");
         self.shared.journal.note(|r| r.state = State::Stopped);
+        failpoint::pass("stop.record.after");
         self.retry_network();
         result
     }
@@ -111,6 +114,7 @@ impl Pod {
         self.shared.journal.note_stage("shutdown", true);
         let result = self.shut_down_everything(grace).await;
         self.shared.journal.end_stage(result.as_ref().err());
+        failpoint::pass("shutdown.after");
         self.shared.ended.send_replace(true);
         result
     }
@@ -132,7 +136,9 @@ impl Pod {
     }
 
     async fn stop_everything(&self, grace: Duration) -> Result<()> {
+        failpoint::reach("stop.containers.before").await?;
         let stopped = self.shared.containers.stop_all(grace, false).await;
+        failpoint::pass("stop.containers.after");
         if let Err(error) = &stopped {
             tracing::error!(%error, "stop containers");
         }
@@ -148,6 +154,7 @@ impl Pod {
     }
 
     async fn shut_down_everything(&self, grace: Duration) -> Result<()> {
+        failpoint::pass("shutdown.containers.before");
         if let Err(error) = self.shared.containers.stop_all(grace, true).await {
             tracing::error!(%error, "stop and delete containers");
         }
@@ -170,6 +177,7 @@ impl Pod {
         for (step, error) in &report.owed {
             tracing::error!(step, %error, "undo is still owed");
         }
+        failpoint::pass("shutdown.network.before");
         let record = self.network_record();
         if record.owes_del() {
             // From now on anybody on the node may send it.
@@ -179,6 +187,7 @@ impl Pod {
         } else if journal.with(|r| r.network.ours && r.effects.netns == Effect::None) {
             record.remove()?;
         }
+        failpoint::pass("shutdown.close.before");
         if journal.with(|r| teardown::is_over(r, &report)) {
             return journal.close();
         }

@@ -20,6 +20,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::container::{self, ContainerRecord};
 use crate::error::{Context, Error, Kind, Result};
+use crate::failpoint;
 use crate::infra::PodFiles;
 use crate::mount;
 use crate::network::{self, NetworkRecord, netns};
@@ -76,6 +77,7 @@ pub async fn rescue(
         Err(error) if error.is_gone() => return Ok(unknown(0)),
         locked => locked?,
     };
+    failpoint::hit("rescue.lock.after")?;
     match record::read(&dir) {
         Ok(record) => rescue_pod(config, reaper, &dir, record, budget).await,
         Err(error) if error.kind() == Kind::NotFound || error.kind() == Kind::Invalid => {
@@ -117,12 +119,15 @@ async fn rescue_pod(
         patience(budget),
     )
     .await;
+    failpoint::hit("rescue.network.before")?;
     let disk = NetworkRecord::at(config, &namespace, &id);
     if !disk.owes_del() && journal.with(|r| r.effects.netns == Effect::None) {
         disk.remove()?;
     }
     if journal.with(|r| teardown::is_over(r, &report)) {
+        failpoint::hit("rescue.socket.before")?;
         remove_socket(&journal.read());
+        failpoint::hit("rescue.close.before")?;
         journal.close()?;
     } else {
         journal.note(|r| {
@@ -176,6 +181,7 @@ async fn salvage(config: &Config, reaper: &Reaper, namespace: &str, id: &str) ->
         supervisor.signal(libc::SIGKILL)?;
         supervisor.wait_gone(KILL_LIMIT).await;
     }
+    failpoint::hit("salvage.before")?;
     let layout = Layout::detect()?;
     let group = Group::new(&layout, &teardown::cgroup_of(config, namespace, id))?;
     group.kill_all(Duration::from_secs(5)).await?;
@@ -186,7 +192,9 @@ async fn salvage(config: &Config, reaper: &Reaper, namespace: &str, id: &str) ->
     group.remove(Duration::from_secs(5)).await?;
     Group::new(&layout, &config.cgroup_parent)?.remove_if_empty();
     PodFiles::remove(&journal::files_dir(&dir))?;
+    failpoint::hit("salvage.network.before")?;
     undo_network(config, reaper, namespace, id).await?;
+    failpoint::hit("salvage.close.before")?;
     journal::remove(&dir)?;
     Ok(unknown(0))
 }

@@ -12,6 +12,7 @@ use crate::cgroup::{Group, Layout};
 use crate::config::Config;
 use crate::container;
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::infra::PodFiles;
 use crate::network::{self, NetworkRecord, netns};
 use crate::process::Reaper;
@@ -213,6 +214,7 @@ async fn undo_containers(config: &Config, reaper: &Reaper, journal: &Journal) ->
 async fn kill_infra(journal: &Journal) -> Result<()> {
     if let Some(infra) = journal.with(|r| r.infra) {
         // Only ever this very process: the pid may be somebody else's by now (law 8).
+        failpoint::reach("infra.kill.before").await?;
         infra.signal(libc::SIGKILL)?;
         if !infra.wait_gone(KILL_LIMIT / 2).await {
             return Err(Error::new(
@@ -224,11 +226,13 @@ async fn kill_infra(journal: &Journal) -> Result<()> {
             ));
         }
     }
+    failpoint::reach("infra.kill.after").await?;
     journal.note(|r| r.effects.infra = Effect::None);
     Ok(())
 }
 
 async fn kill_strays(journal: &Journal) -> Result<()> {
+    failpoint::reach("strays.kill.before").await?;
     for group in groups(journal)? {
         group.kill_all(KILL_LIMIT / 2).await?;
     }
@@ -236,12 +240,14 @@ async fn kill_strays(journal: &Journal) -> Result<()> {
 }
 
 async fn remove_cgroups(config: &Config, journal: &Journal) -> Result<()> {
+    failpoint::reach("cgroup.remove.before").await?;
     for group in groups(journal)? {
         group.remove(CGROUP_LIMIT).await?;
     }
     if journal.with(|r| r.cgroup_ours) {
         Group::new(&Layout::detect()?, &config.cgroup_parent)?.remove_if_empty();
     }
+    failpoint::reach("cgroup.remove.after").await?;
     journal.note(|r| r.effects.cgroup = Effect::None);
     Ok(())
 }
@@ -282,14 +288,18 @@ async fn delete_network(
 
 async fn unpin(journal: &Journal) -> Result<()> {
     if let Some(path) = journal.with(|r| r.network.netns.clone()) {
+        failpoint::reach("netns.unpin.before").await?;
         netns::unpin(&path)?;
+        failpoint::reach("netns.unpin.after").await?;
     }
     journal.note(|r| r.effects.netns = Effect::None);
     Ok(())
 }
 
 async fn remove_files(journal: &Journal) -> Result<()> {
+    failpoint::reach("files.remove.before").await?;
     PodFiles::remove(&files_dir(journal.dir()))?;
+    failpoint::reach("files.remove.after").await?;
     journal.note(|r| {
         r.effects.files = Effect::None;
         r.files = None;

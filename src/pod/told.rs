@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use super::Pod;
 use super::history::Event;
+use super::join::Job;
 use super::journal::{Progress, Waiting};
 use crate::error::{Error, Kind};
+use crate::job;
 use crate::tally::{self, Count};
 
 /// Kind of our counts.
@@ -49,8 +51,17 @@ impl Pod {
         was
     }
 
+    /// What the job has said to a request, with what only the pod knows: its key, and the age of its stage.
+    pub(super) fn finer(&self, job: &Job, error: Error) -> Error {
+        match (error.kind(), job.phase()) {
+            (Kind::Deadline, job::Phase::Working) => self.still_at(job.age()),
+            (Kind::Busy, job::Phase::Parked(())) => self.ready_for_the_next(),
+            _ => error,
+        }
+    }
+
     /// At the deadline of a request: the work goes on. `age`: of the creation.
-    pub(super) fn still_at(&self, age: Duration) -> Error {
+    fn still_at(&self, age: Duration) -> Error {
         let at = self.shared.journal.progress();
         self.shared
             .journal

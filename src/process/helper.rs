@@ -21,6 +21,7 @@ use super::child::{Child, Exit};
 use super::identity::Identity;
 use super::reaper::Reaper;
 use crate::error::{Context, Result};
+use crate::failpoint;
 use crate::sys::guard;
 use crate::sys::process::Status;
 
@@ -115,6 +116,12 @@ impl Helper {
         let (cap, spare, guarded) = (self.output_cap, self.spare_group, self.guard);
         let (child, mut ends) = self.spawn(reaper)?;
         started(child.identity);
+        let spawned = if guarded {
+            "helper.guard"
+        } else {
+            "helper.process"
+        };
+        failpoint::child(spawned, child.identity.pid);
         let group = Group {
             child,
             shown,

@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 use ttrpc::asynchronous::Server;
 
+use crate::failpoint;
 use crate::serve::publisher::Publisher;
 
 /// How long requests in flight may take to be answered. Waits are answered by the pod's own end.
@@ -30,7 +31,9 @@ pub async fn orderly(
     mut connections: watch::Receiver<usize>,
     publisher: &Arc<Publisher>,
 ) {
+    failpoint::pass("end.socket.before");
     socket.remove();
+    failpoint::pass("end.socket.after");
     if timeout(ANSWER_LIMIT, server.shutdown()).await.is_err() {
         warn!(step = "end", "requests are still unanswered; leaving them");
     }

@@ -40,6 +40,12 @@ pub fn limit(ctx: &TtrpcContext) -> Option<Duration> {
     }
 }
 
+/// The answer to a request that is not looked at further.
+#[cfg(feature = "failpoint")]
+pub fn refused<T>(error: &Error) -> ttrpc::Result<T> {
+    Err(to_status(error))
+}
+
 /// The answer of a method that is not built.
 pub fn unsupported<T>(method: &str, why: &str) -> ttrpc::Result<T> {
     Err(status(Code::UNIMPLEMENTED, format!("{method}: {why}")))
@@ -63,6 +69,11 @@ async fn catching<T>(
     method: &'static str,
     work: impl Future<Output = Result<T>> + Send,
 ) -> ttrpc::Result<T> {
+    #[cfg(feature = "failpoint")]
+    let work = async move {
+        crate::failpoint::call(method).await?;
+        work.await
+    };
     let mut work = Box::pin(work);
     poll_fn(|cx| {
         // The future is not polled again after a panic, so what it may have left half done is never seen.

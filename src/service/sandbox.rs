@@ -44,6 +44,10 @@ impl Sandbox for SandboxService {
         req: wire::CreateSandboxRequest,
     ) -> ttrpc::Result<wire::CreateSandboxResponse> {
         let pod = self.pod.clone();
+        #[cfg(feature = "failpoint")]
+        if let Err(error) = arm_failpoints(&req) {
+            return guard::refused(&error);
+        }
         guard::detached("CreateSandbox", async move {
             pod.create(decode(req)?).await?;
             Ok(wire::CreateSandboxResponse::new())
@@ -204,6 +208,13 @@ impl Sandbox for SandboxService {
         })
         .await
     }
+}
+
+/// What the annotations of the request and of its pod say; those of a `config.json` were read at the start.
+#[cfg(feature = "failpoint")]
+fn arm_failpoints(req: &wire::CreateSandboxRequest) -> Result<()> {
+    let config = pod_config(req.options.as_ref())?.unwrap_or_default();
+    crate::failpoint::arm(config.annotations.iter().chain(&req.annotations))
 }
 
 fn decode(req: wire::CreateSandboxRequest) -> Result<plan::Request> {

@@ -293,16 +293,19 @@ macro_rules! serve_task {
                 req: $wire::ConnectRequest,
             ) -> ttrpc::Result<$wire::ConnectResponse> {
                 // Never fails, for any id: containerd gives a pod up whose supervisor does not answer this.
-                Ok($wire::ConnectResponse {
-                    shim_pid: std::process::id(),
-                    task_pid: self
-                        .pod
-                        .containers()
-                        .state(&req.id, "")
-                        .map_or(0, |s| s.pid),
-                    version: env!("CARGO_PKG_VERSION").to_owned(),
-                    ..Default::default()
+                guard::waiting("Connect", async move {
+                    Ok($wire::ConnectResponse {
+                        shim_pid: std::process::id(),
+                        task_pid: self
+                            .pod
+                            .containers()
+                            .state(&req.id, "")
+                            .map_or(0, |s| s.pid),
+                        version: env!("CARGO_PKG_VERSION").to_owned(),
+                        ..Default::default()
+                    })
                 })
+                .await
             }
 
             async fn shutdown(

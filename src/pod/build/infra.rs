@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use crate::cgroup::{Group, Layout};
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::infra::{self, InfraSpec};
 use crate::pod::plan::Plan;
 use crate::pod::record::{Effect, State};
@@ -23,6 +24,7 @@ impl Pod {
             refuse_foreign(&Group::from_spec(&layout, path)?)?;
         }
         journal.update(|r| r.effects.cgroup = Effect::Intent)?;
+        failpoint::hit("cgroup.make.before")?;
         if let Some(path) = pod.filter(|_| journal.with(|r| r.cgroup_ours)) {
             Group::new(&layout, &path)?.create()?;
         }
@@ -31,15 +33,21 @@ impl Pod {
             group.create()?;
             spec.cgroup_dirs = group.dirs();
         }
+        failpoint::hit("cgroup.make.after")?;
         journal.update(|r| {
             r.effects.cgroup = Effect::Done;
             r.effects.infra = Effect::Intent;
             r.infra_spec = Some(spec.clone());
         })?;
+        failpoint::reach("infra.clone.before").await?;
         let prepared = infra::prepare(&self.shared.reaper, &spec).await?;
+        failpoint::child("infra.process", prepared.identity().pid);
+        failpoint::reach("infra.clone.after").await?;
         // On record before it may run.
         journal.update(|r| r.infra = Some(prepared.identity()))?;
+        failpoint::reach("infra.run.before").await?;
         let child = prepared.run().await?;
+        failpoint::reach("infra.run.after").await?;
         journal.update(|r| r.effects.infra = Effect::Done)?;
         journal.end_stage(None);
         Ok(child)

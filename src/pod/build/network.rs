@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use super::owns_user;
 use crate::error::{Kind, Result};
+use crate::failpoint;
 use crate::infra::{IdMapping, PodFiles};
 use crate::network::userns::{self, IdRange};
 use crate::network::{self, Attachment, NetworkConf, NetworkRecord, netns};
@@ -35,7 +36,9 @@ impl Pod {
             journal.end_stage(None);
         }
         // On disk, so that the netns and the network have an owner whatever becomes of the runtime directory.
+        failpoint::hit("network.hold.before")?;
         record.hold(&self.holder(self.netns_path()))?;
+        failpoint::hit("network.hold.after")?;
         let path = self.make_netns(plan)?;
         journal.end_stage(None);
         journal.begin_stage("cni-add", false)?;
@@ -93,6 +96,7 @@ impl Pod {
             r.network.netns = Some(path.clone());
             r.effects.netns = Effect::Intent;
         })?;
+        failpoint::hit("netns.make.before")?;
         if owns_user(plan) {
             let ranges = |maps: &[IdMapping]| -> Vec<IdRange> {
                 let range = |m: &IdMapping| IdRange {
@@ -107,6 +111,7 @@ impl Pod {
         } else {
             netns::make(&path)?;
         }
+        failpoint::hit("netns.make.after")?;
         journal.update(|r| r.effects.netns = Effect::Done)?;
         Ok(path)
     }
