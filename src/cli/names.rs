@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::error::{Context, Error, Kind, Result};
+use crate::pod::beside;
 
 use super::host::{Host, private_dir};
 
 /// Where a namespace's names are, in its directory.
-pub const DIRECTORY: &str = ".names";
+pub const DIRECTORY: &str = beside::NAMES;
 
 /// Characters of a pod's id, all of them lower case hexadecimal.
 const ID_LENGTH: usize = 32;
@@ -78,16 +79,7 @@ pub fn reserve(host: &Host, name: &str, id: &str) -> Result<Reserved> {
 
 /// Frees the name if it is (still) this pod's.
 pub fn release(host: &Host, name: &str, id: &str) -> Result<()> {
-    let dir = directory(host);
-    if crate::id::check("name", name).is_err() || !dir.is_dir() {
-        return Ok(());
-    }
-    let _lock = lock(&dir)?;
-    let path = dir.join(name);
-    if read(&path)?.is_some_and(|owner| owner == id) {
-        fs::remove_file(&path).context(|| format!("remove {}", path.display()))?;
-    }
-    Ok(())
+    beside::release_name(&directory(host), name, id)
 }
 
 /// Id of the pod that has `name`, if any; the pod itself may be gone.

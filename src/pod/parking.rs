@@ -3,11 +3,10 @@
 //! A parked pod lives between one and two intervals after its last waiter left: a tick that sees no waiter marks it
 //! stale, the next one that still sees none undoes it, and the supervisor leaves.
 
-use std::fs;
 use std::time::Duration;
 
 use super::join::Job;
-use super::{Phase, Pod, record};
+use super::{Phase, Pod, beside};
 
 impl Pod {
     /// Watches the result of `job` until it is claimed, stopped, or thrown away.
@@ -18,27 +17,26 @@ impl Pod {
             if !job.expired(interval, || pod.is_unclaimed()).await {
                 return;
             }
-            tracing::warn!(pod = %pod.shared.options.group, "nobody claimed the parked pod; undoing it");
+            tracing::warn!(key = pod.key(), "nobody claimed the parked pod; undoing it");
             // Asked again under the lock: a claim may have come while we waited for it.
-            let still = || pod.is_unclaimed() && job.watchers() == 0;
-            if let Err(error) = pod.end(Duration::ZERO, still).await {
-                tracing::error!(%error, "undo the parked pod");
+            let still = || pod.is_unclaimed() && job.watchers() == 0 && pod.unpark("expired");
+            match pod.end(Duration::ZERO, still).await {
+                Err(error) => tracing::error!(%error, "undo the parked pod"),
+                Ok(()) => pod.forget_what_is_beside(),
             }
-            pod.forget_command_files();
         });
     }
 
-    /// The command that made the pod keeps its bundle beside our journal, and removes it with the pod. Nobody will come
-    /// back for one that was never taken.
-    fn forget_command_files(&self) {
-        let (dir, bundle) = (self.shared.journal.dir(), &self.shared.options.bundle);
-        if bundle.parent() != Some(dir) || dir.join(record::FILE).exists() {
+    /// The last of a pod that nobody will come for: what its command had made for it.
+    fn forget_what_is_beside(&self) {
+        if !matches!(self.lock().phase, Phase::Ending) {
             return;
         }
-        // What else is in the directory is somebody's, and keeps it.
-        let removed = fs::remove_dir_all(bundle).and_then(|()| fs::remove_dir(dir));
-        if let Err(error) = removed {
-            tracing::warn!(%error, dir = %dir.display(), "directory of a pod that nobody took left behind");
+        let (journal, bundle) = (&self.shared.journal, &self.shared.options.bundle);
+        let name = journal.with(|r| r.name.clone());
+        let id = &self.shared.options.group;
+        if let Err(error) = beside::forget(journal.dir(), bundle, &name, id) {
+            tracing::warn!(%error, "remove what the command kept for the parked pod");
         }
     }
 
