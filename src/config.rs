@@ -37,6 +37,8 @@ pub struct Config {
     pub cni: Cni,
     /// Parking of results that nobody claimed.
     pub parking: Parking,
+    /// What the supervisor tells of its work while that lasts.
+    pub log: Log,
 }
 
 /// The `[cni]` table.
@@ -63,10 +65,21 @@ pub struct Cni {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Parking {
+    /// Work goes on when its caller has left, and its result is parked. Without: it is stopped and undone then, as most
+    /// runtimes do; for comparison.
+    pub enabled: bool,
     /// An unclaimed result lives between one and two of these after its last waiter left, seconds.
     pub interval: f64,
     /// Hold a joined request until shortly before its own deadline.
     pub hold_waiters: bool,
+}
+
+/// The `[log]` table.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// While a stage of a pod's life lasts, a line says so this often, seconds.
+    pub stage_interval: f64,
 }
 
 impl Default for Config {
@@ -81,6 +94,7 @@ impl Default for Config {
             unprivileged_ports: true,
             cni: Cni::default(),
             parking: Parking::default(),
+            log: Log::default(),
         }
     }
 }
@@ -106,8 +120,17 @@ impl Default for Cni {
 impl Default for Parking {
     fn default() -> Self {
         Self {
+            enabled: true,
             interval: 60.0,
             hold_waiters: true,
+        }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            stage_interval: 30.0,
         }
     }
 }
@@ -138,6 +161,7 @@ impl Config {
             ("cni.del_timeout", config.cni.del_timeout),
             ("cni.keeper_time", config.cni.keeper_time),
             ("parking.interval", config.parking.interval),
+            ("log.stage_interval", config.log.stage_interval),
         ] {
             // A million seconds is eleven days; from_secs_f64 panics on what this excludes.
             if !(0.01..=1_000_000.0).contains(&value) {
