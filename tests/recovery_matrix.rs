@@ -9,6 +9,8 @@
     reason = "tests panic where they cannot go on"
 )]
 
+#[path = "recovery/daemon.rs"]
+mod daemon;
 #[path = "recovery/kit.rs"]
 mod kit;
 #[path = "recovery/lives.rs"]
