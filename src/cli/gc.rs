@@ -64,11 +64,18 @@ pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
             }
         }
     }
-    for socket in dead_sockets(&host.config.runtime_root.join("s")) {
-        let what = format!("socket {} of a supervisor that has died", socket.display());
+    let sockets = dead_sockets(&host.config.runtime_root.join("s"));
+    let sockets = sockets.into_iter().map(|path| (path, true));
+    let half = half_written(&host.config.runtime_root).into_iter();
+    for (path, is_socket) in sockets.chain(half.map(|path| (path, false))) {
+        let (kind, remove): (_, fn(&Path) -> Result<()>) = match is_socket {
+            true => ("socket", launch::remove_dead_socket),
+            false => ("half-written file", remove_file),
+        };
+        let what = format!("{kind} {} of a process that has died", path.display());
         if args.dry_run {
             output::line(format!("would undo: {what}"));
-        } else if let Err(e) = launch::remove_dead_socket(&socket) {
+        } else if let Err(e) = remove(&path) {
             unsettled += 1;
             output::complain(format!("not undone: {what}: {e}"));
         } else {
@@ -159,12 +166,32 @@ async fn settle(host: &Host, left: &Left) -> Result<()> {
         Left::Network(owed) => owed::hurry(host, owed).await,
         Left::Record(record) => gc::clear(&host.config, record),
         Left::Netns { path, .. } => netns::unpin(path),
-        Left::Link(path) => match fs::remove_file(path) {
-            // It went with what it led to.
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            removed => removed.context(|| format!("remove {}", path.display())),
-        },
+        // It may have gone with what it led to.
+        Left::Link(path) => remove_file(path),
     }
+}
+
+fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.context(|| format!("remove {}", path.display())),
+    }
+}
+
+/// Files that are kept for the boot are written as `.<name>.<pid>` first: those of processes that are gone.
+fn half_written(root: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    let dead = |path: &PathBuf| {
+        let name = path
+            .file_name()
+            .and_then(|n| n.to_str())
+            .unwrap_or_default();
+        let pid = name.strip_prefix('.').and_then(|n| n.rsplit_once('.'));
+        pid.is_some_and(|(_, pid)| {
+            pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()
+        })
+    };
+    entries.map(|e| e.path()).filter(dead).collect()
 }
 
 /// Namespaces that names were given in.
@@ -187,4 +214,20 @@ fn dead_sockets(dir: &Path) -> Vec<PathBuf> {
         .collect();
     dead.sort();
     dead
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_of_processes_that_are_gone_are_half_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = format!(".cni-latency.{}", std::process::id());
+        for name in [&own, ".cni-latency.99999999", ".cni-latency", "x.99999999"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        let found = half_written(dir.path());
+        assert_eq!(found, [dir.path().join(".cni-latency.99999999")]);
+    }
 }

@@ -49,3 +49,57 @@ fn a_failure_at_every_point_leaves_what_can_be_removed() {
         "fail(injected)",
     );
 }
+
+/// Every write of the journal and of the network's record in a whole life: half of it is done.
+fn every_write(name: &str, points: &[&'static str], acts: &[&'static str]) {
+    Machine::run(name, |machine| {
+        let mut jobs = Vec::new();
+        let counted = machine.all(vec![("whole".to_owned(), ())], |cell, ()| {
+            Life::Whole.live(cell, "");
+            cell.remove();
+            points.iter().map(|point| cell.hits(point)).collect()
+        });
+        let counted: Vec<usize> = counted.into_values().next().unwrap();
+        for (point, writes) in points.iter().zip(counted) {
+            assert!(writes > 3, "{point}: {writes}");
+            for act in acts {
+                for n in 0..writes {
+                    let rule = format!("{point}={n}*off->1*{act}");
+                    jobs.push((rule.clone(), rule));
+                }
+            }
+        }
+        let passed = machine.all(jobs, |cell, rule| {
+            Life::Whole.live(cell, &rule);
+            cell.remove();
+        });
+        println!("{} writes x {acts:?}: each left nothing", passed.len());
+    });
+}
+
+#[test]
+fn a_death_in_every_write_leaves_what_can_be_removed() {
+    every_write(
+        "points::a_death_in_every_write_leaves_what_can_be_removed",
+        &["journal.write.half", "record.write.half"],
+        &["die"],
+    );
+}
+
+#[test]
+#[ignore = "slow: about five minutes"]
+fn slow_a_death_and_a_failure_around_every_write() {
+    let points = [
+        "journal.write.before",
+        "journal.write.half",
+        "journal.write.after",
+        "record.write.before",
+        "record.write.half",
+        "record.write.after",
+    ];
+    every_write(
+        "points::slow_a_death_and_a_failure_around_every_write",
+        &points,
+        &["die", "fail(no space)"],
+    );
+}
