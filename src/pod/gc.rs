@@ -17,7 +17,7 @@ use crate::cgroup::{Group, Layout};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::network::{self, Debt, Holder, NetworkRecord, netns};
-use crate::process::Reaper;
+use crate::process::{Identity, Reaper};
 
 /// A directory without a journal that is younger than this may belong to a pod that is just being made.
 const YOUNG: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ const ORPHAN_LIMIT: Duration = Duration::from_secs(5);
 /// Where links for iproute2 are.
 const LINKS: &str = "/run/netns";
 
-/// A network whose pod is gone and whose DEL is owed.
+/// A network whose pod is gone and whose DEL is owed; or one of a pod that lives, and whose runtime directory is gone.
 #[derive(Clone, Debug)]
 pub struct OwedNetwork {
     /// containerd namespace; empty when no file of the record says so any more.
@@ -46,12 +46,16 @@ pub struct OwedNetwork {
     pub leaked: bool,
     /// The record itself.
     pub record: NetworkRecord,
+    /// It lives, without a directory by which it could be found.
+    pub supervisor: Option<Identity>,
 }
 
 impl OwedNetwork {
     /// How people are shown it.
     pub fn state(&self) -> &'static str {
-        if self.leaked {
+        if self.supervisor.is_some() {
+            "directory lost"
+        } else if self.leaked {
             "network leaked"
         } else {
             "network pending"
@@ -90,20 +94,31 @@ pub enum Left {
 
 /// Networks that owe a DEL and whose pods are gone, by id.
 pub fn owed(config: &Config) -> Vec<OwedNetwork> {
+    without_directory(config)
+        .filter(|o| o.supervisor.is_none() && o.record.owes_del())
+        .collect()
+}
+
+/// Pods that live without their runtime directories, which somebody has removed: known by their networks alone.
+pub fn astray(config: &Config) -> Vec<OwedNetwork> {
+    without_directory(config)
+        .filter(|o| o.supervisor.is_some())
+        .collect()
+}
+
+fn without_directory(config: &Config) -> impl Iterator<Item = OwedNetwork> {
     let records = NetworkRecord::list(config).into_iter();
     records
-        .filter(|(namespace, id, record)| {
-            record.owes_del() && !record.is_held() && !has_directory(config, namespace, id)
-        })
+        .filter(|(namespace, id, _)| !has_directory(config, namespace, id))
         .map(|(namespace, id, record)| OwedNetwork {
             holder: record.holder().unwrap_or_default(),
             debt: record.debt().unwrap_or_default(),
             leaked: record.is_leaked(),
+            supervisor: record.held_by(),
             namespace,
             id,
             record,
         })
-        .collect()
 }
 
 /// Everything that is left, in the order in which it is best settled.
