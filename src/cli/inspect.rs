@@ -78,8 +78,9 @@ fn stages(pods: &[Shown]) -> Result<u8, Failure> {
                 return Err(Failure::no_such(
                     Kind::State,
                     format!(
-                        "show stages: pod {} is gone but for its network",
-                        owed::label(owed)
+                        "show stages: of pod {} there is only its network ({})",
+                        owed::label(owed),
+                        owed.state()
                     ),
                 ));
             }

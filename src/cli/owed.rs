@@ -1,4 +1,5 @@
-//! Pods that are gone and whose networks are not: how they are found, shown, and hurried.
+//! Pods that are known by their networks alone: how they are found, shown, and hurried. Most are gone; one whose runtime
+//! directory somebody has removed lives.
 
 use serde_json::{Value, json};
 
@@ -13,7 +14,8 @@ use super::supervisor::short;
 
 /// Those of this namespace, and those of which nobody knows it any more.
 pub fn list(host: &Host) -> Vec<OwedNetwork> {
-    let all = gc::owed(&host.config).into_iter();
+    let owed = gc::owed(&host.config).into_iter();
+    let all = owed.chain(gc::astray(&host.config));
     all.filter(|o| o.namespace.is_empty() || o.namespace == host.namespace)
         .collect()
 }
@@ -92,7 +94,7 @@ pub fn document(owed: &OwedNetwork) -> Value {
         "uid": owed.holder.uid,
         "pod_namespace": owed.holder.pod_namespace,
         "attempt": owed.holder.attempt,
-        "status": { "state": owed.state(), "reason": reason(owed), "supervised": false },
+        "status": { "state": owed.state(), "reason": reason(owed), "supervised": owed.supervisor.is_some() },
         "network": {
             "netns": owed.holder.netns,
             "record": owed.record.dir(),
@@ -110,7 +112,15 @@ fn since(owed: &OwedNetwork) -> Option<std::time::SystemTime> {
     (owed.debt.first_failure != 0).then(|| clock::from_unix_nanos(owed.debt.first_failure))
 }
 
-fn reason(owed: &OwedNetwork) -> String {
+/// Why it is not an ordinary pod.
+pub fn reason(owed: &OwedNetwork) -> String {
+    if let Some(supervisor) = owed.supervisor {
+        return format!(
+            "its runtime directory is gone, its supervisor (pid {}) lives: remove it with `podvisor rm -f {}`",
+            supervisor.pid,
+            label(owed)
+        );
+    }
     match owed.debt.tries {
         0 => "its network has not been cleaned up yet".to_owned(),
         tries => format!("{tries} tries failed, the last: {}", owed.debt.last_error),

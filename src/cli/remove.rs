@@ -15,6 +15,7 @@ use crate::failpoint;
 use crate::launch;
 use crate::network::NetworkRecord;
 use crate::pod;
+use crate::pod::gc::OwedNetwork;
 use crate::pod::record::{self, Found, Record, State};
 use crate::proto::sandbox::sandbox::{ShutdownSandboxRequest, StopSandboxRequest};
 
@@ -89,6 +90,13 @@ pub async fn pod(host: &Host, found: &Found, force: bool) -> Result<()> {
     }
     owed(host, id, force)?;
     forget(host, id, name.as_deref()).await
+}
+
+/// A pod that lives without its runtime directory; by force.
+pub async fn astray(host: &Host, pod: &OwedNetwork) -> Result<()> {
+    from_journal(host, &pod.id, true).await?;
+    owed(host, &pod.id, true)?;
+    forget(host, &pod.id, Some(&pod.holder.name)).await
 }
 
 /// What a creation that failed has left: the same, by force, whatever state it is in.

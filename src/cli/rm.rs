@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use crate::error::{Error, Kind};
+
 use super::failure::{Failure, NO_SUCH};
 use super::host::Host;
 use super::{output, owed, remove, select};
@@ -34,6 +36,15 @@ async fn one(host: &Host, target: &str, force: bool) -> Result<(), Failure> {
         Ok(found) => found,
         Err(unknown) => {
             let owed = owed::find(host, target)?.ok_or(unknown)?;
+            if owed.supervisor.is_some() {
+                if !force {
+                    let why = format!("remove pod {target}: {}", owed::reason(&owed));
+                    return Err(Failure::new(NO_SUCH, Error::new(Kind::State, why)));
+                }
+                remove::astray(host, &owed).await?;
+                output::line(target);
+                return Ok(());
+            }
             match owed::hurry(host, &owed).await {
                 Err(e) if force => owed::complain(&e),
                 tried => tried?,

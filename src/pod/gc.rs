@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::network::{self, Debt, Holder, NetworkRecord, netns};
-use crate::process::Reaper;
+use crate::process::{Identity, Reaper};
 use crate::undo::together;
 
 /// A directory without a journal that is younger than this may belong to a pod that is just being made.
@@ -36,7 +36,7 @@ pub const AT_ONCE: usize = 16;
 /// Where links for iproute2 are.
 const LINKS: &str = "/run/netns";
 
-/// A network whose pod is gone and whose DEL is owed.
+/// A network whose pod is gone and whose DEL is owed; or one of a pod that lives, and whose runtime directory is gone.
 #[derive(Clone, Debug)]
 pub struct OwedNetwork {
     /// containerd namespace; empty when no file of the record says so any more.
@@ -51,12 +51,16 @@ pub struct OwedNetwork {
     pub leaked: bool,
     /// The record itself.
     pub record: NetworkRecord,
+    /// It lives, without a directory by which it could be found.
+    pub supervisor: Option<Identity>,
 }
 
 impl OwedNetwork {
     /// How people are shown it.
     pub fn state(&self) -> &'static str {
-        if self.leaked {
+        if self.supervisor.is_some() {
+            "directory lost"
+        } else if self.leaked {
             "network leaked"
         } else {
             "network pending"
@@ -95,20 +99,31 @@ pub enum Left {
 
 /// Networks that owe a DEL and whose pods are gone, by id.
 pub fn owed(config: &Config) -> Vec<OwedNetwork> {
+    without_directory(config)
+        .filter(|o| o.supervisor.is_none() && o.record.owes_del())
+        .collect()
+}
+
+/// Pods that live without their runtime directories, which somebody has removed: known by their networks alone.
+pub fn astray(config: &Config) -> Vec<OwedNetwork> {
+    without_directory(config)
+        .filter(|o| o.supervisor.is_some())
+        .collect()
+}
+
+fn without_directory(config: &Config) -> impl Iterator<Item = OwedNetwork> {
     let records = NetworkRecord::list(config).into_iter();
     records
-        .filter(|(namespace, id, record)| {
-            record.owes_del() && !record.is_held() && !has_directory(config, namespace, id)
-        })
+        .filter(|(namespace, id, _)| !has_directory(config, namespace, id))
         .map(|(namespace, id, record)| OwedNetwork {
             holder: record.holder().unwrap_or_default(),
             debt: record.debt().unwrap_or_default(),
             leaked: record.is_leaked(),
+            supervisor: record.held_by(),
             namespace,
             id,
             record,
         })
-        .collect()
 }
 
 /// Everything that is left, in the order in which it is best settled.
