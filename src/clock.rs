@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use nix::time::{ClockId, clock_gettime};
+
 /// Nanoseconds since 1970; 0 for anything before (clocks that start in the past must not crash formatting).
 pub fn unix_nanos(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH)
@@ -27,6 +29,12 @@ pub fn rfc3339(at: SystemTime) -> String {
         rest % 3600 / 60,
         rest % 60
     )
+}
+
+/// Time since the boot, suspended or not: for ages that others compute from what we write down. Set by no clock.
+pub fn uptime() -> Duration {
+    // Only an unknown clock is an error.
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }
 
 /// The kernel's boot id, or an empty string where /proc has none.

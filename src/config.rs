@@ -37,6 +37,8 @@ pub struct Config {
     pub cni: Cni,
     /// Parking of results that nobody claimed.
     pub parking: Parking,
+    /// What the supervisor tells of its work while that lasts.
+    pub log: Log,
 }
 
 /// The `[cni]` table.
@@ -72,6 +74,14 @@ pub struct Parking {
     pub hold_waiters: bool,
 }
 
+/// The `[log]` table.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// While a stage of a pod's life lasts, a line says so this often, seconds.
+    pub stage_interval: f64,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -84,6 +94,7 @@ impl Default for Config {
             unprivileged_ports: true,
             cni: Cni::default(),
             parking: Parking::default(),
+            log: Log::default(),
         }
     }
 }
@@ -116,6 +127,14 @@ impl Default for Parking {
     }
 }
 
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            stage_interval: 30.0,
+        }
+    }
+}
+
 impl Config {
     /// Reads `$PODVISOR_CONFIG`, else [`DEFAULT_PATH`]; the defaults when that file does not exist.
     pub fn load() -> Result<Self> {
@@ -142,6 +161,7 @@ impl Config {
             ("cni.del_timeout", config.cni.del_timeout),
             ("cni.keeper_time", config.cni.keeper_time),
             ("parking.interval", config.parking.interval),
+            ("log.stage_interval", config.log.stage_interval),
         ] {
             // A million seconds is eleven days; from_secs_f64 panics on what this excludes.
             if !(0.01..=1_000_000.0).contains(&value) {

@@ -27,4 +27,5 @@ pub mod service;
 pub mod spec;
 pub mod stdio;
 pub mod sys;
+pub mod tally;
 pub mod undo;

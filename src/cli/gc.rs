@@ -48,6 +48,22 @@ pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
         settled.push(one(host, args, left).await);
     }
     let mut unsettled = settled.iter().filter(|settled| !**settled).count();
+    for namespace in namespaces(&host.config.runtime_root) {
+        let Ok(host) = host.of_namespace(&namespace) else {
+            continue;
+        };
+        for (name, id) in names::stale(&host) {
+            let what = format!("name {name} of namespace {namespace}, whose pod is gone");
+            if args.dry_run {
+                output::line(format!("would undo: {what}"));
+            } else if let Err(e) = names::forget_stale(&host, &name, &id) {
+                unsettled += 1;
+                output::complain(format!("not undone: {what}: {e}"));
+            } else {
+                output::line(format!("undone: {what}"));
+            }
+        }
+    }
     for socket in dead_sockets(&host.config.runtime_root.join("s")) {
         let what = format!("socket {} of a supervisor that has died", socket.display());
         if args.dry_run {
@@ -149,6 +165,17 @@ async fn settle(host: &Host, left: &Left) -> Result<()> {
             removed => removed.context(|| format!("remove {}", path.display())),
         },
     }
+}
+
+/// Namespaces that names were given in.
+fn namespaces(root: &Path) -> Vec<String> {
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    let named = entries.filter(|e| e.path().join(names::DIRECTORY).is_dir());
+    let mut all: Vec<String> = named
+        .filter_map(|e| e.file_name().into_string().ok())
+        .collect();
+    all.sort();
+    all
 }
 
 /// Sockets of ours that nobody listens on.

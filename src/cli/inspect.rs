@@ -8,7 +8,8 @@ use crate::client;
 use crate::clock;
 use crate::error::{Error, Kind, Result};
 use crate::pod::gc::OwedNetwork;
-use crate::pod::record::{Found, Record};
+use crate::pod::history::{Event, Moment};
+use crate::pod::record::{Found, Record, Stage};
 use crate::proto::sandbox::sandbox::SandboxStatusRequest;
 
 use super::failure::Failure;
@@ -94,23 +95,48 @@ fn stages(pods: &[Shown]) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// Stages and what happened beside them, in the order of their beginnings.
 fn table(record: &Record) {
-    let rows: Vec<Vec<String>> = record
-        .stages
-        .iter()
-        .map(|s| {
-            let took = s
-                .took_us
-                .map_or_else(|| "under way".to_owned(), output::micros);
-            vec![
-                s.name.clone(),
-                output::micros(s.at_us),
-                took,
-                s.error.clone().unwrap_or_default(),
-            ]
-        })
-        .collect();
+    let took = |took: Option<u64>| took.map_or_else(|| "under way".to_owned(), output::micros);
+    let stage = |s: &Stage| {
+        let error = s.error.clone().unwrap_or_default();
+        let cells = [
+            s.name.clone(),
+            output::micros(s.at_us),
+            took(s.took_us),
+            error,
+        ];
+        (s.at_us, cells.to_vec())
+    };
+    let moment = |m: &Moment| {
+        let error = m.error.clone().unwrap_or_default();
+        let lasted = match m.event {
+            Event::Undo => took(m.took_us),
+            _ => String::new(),
+        };
+        let cells = [told(m), output::micros(m.at_us), lasted, error];
+        (m.at_us, cells.to_vec())
+    };
+    let mut rows: Vec<(u64, Vec<String>)> = record.stages.iter().map(stage).collect();
+    rows.extend(record.history.iter().map(moment));
+    // Stable: of the same microsecond the stage comes first.
+    rows.sort_by_key(|(at, _)| *at);
+    let rows: Vec<Vec<String>> = rows.into_iter().map(|(_, row)| row).collect();
     output::table(&["STAGE", "AT", "TOOK", "ERROR"], &rows);
+}
+
+/// "  joined at cni-add x3", "  undo cni-del".
+fn told(moment: &Moment) -> String {
+    let what = moment.event.as_str();
+    let mut text = match moment.event {
+        _ if moment.detail.is_empty() => format!("  {what}"),
+        Event::Undo => format!("  {what} {}", moment.detail),
+        _ => format!("  {what} at {}", moment.detail),
+    };
+    if moment.times > 1 {
+        text.push_str(&format!(" x{}", moment.times));
+    }
+    text
 }
 
 async fn document(host: &Host, found: &Found) -> Result<Value> {
@@ -134,7 +160,8 @@ async fn document(host: &Host, found: &Found) -> Result<Value> {
 /// What is true now, as far as anybody can tell: the supervisor's word, else what we see.
 async fn status(record: &Record) -> Value {
     let created = clock::rfc3339(clock::from_unix_nanos(record.created_at));
-    let mut status = json!({ "state": ps::state(record), "supervised": record.is_supervised(), "created_at": created });
+    let mut status = json!({ "state": ps::state(record), "supervised": record.is_supervised(), "created_at": created,
+        "key": record.key(), "activity": record.activity().name(), "activity_seconds": record.activity_age().as_secs_f64() });
     let live = match ask(record).await {
         Ok(live) => live,
         Err(e) => json!({ "error": e.to_string() }),

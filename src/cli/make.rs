@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::client::{self, Client};
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
+use crate::pod::history::Activity;
 use crate::pod::record::{self, Record, State};
 use crate::proto::any;
 use crate::proto::sandbox::sandbox::{CreateSandboxRequest, StartSandboxRequest};
@@ -38,6 +39,9 @@ const ANSWERED: f64 = 0.9;
 /// A result that became ready while we watched is taken by asking again; more often than this something is wrong.
 const TRIES: u32 = 3;
 
+/// Between looks at a pod whose name is wanted and which is going away.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
 /// A pod that is up.
 #[derive(Debug)]
 pub struct Made {
@@ -47,8 +51,38 @@ pub struct Made {
     pub client: Client,
 }
 
-/// Makes the pod, or joins the making of the one that has its name.
+/// Makes the pod, or joins the making of the one that has its name. One that is just going away is waited for.
 pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made, Failure> {
+    let end = Instant::now() + plan.timeout;
+    let mut told = false;
+    loop {
+        match once(host, plan, told, signals).await {
+            Err(failure) if failure.is_gone() && plan.name.is_some() && Instant::now() < end => {
+                let text = failure.text().filter(|_| !told);
+                if let Some(text) = text {
+                    output::complain(format!("{text}; waiting for that"));
+                }
+                told = true;
+            }
+            other => return other,
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_AGAIN) => {}
+            signal = signals.next_ending() => {
+                let error = Error::new(Kind::Cancelled, "wait for the name: interrupted");
+                return Err(Failure::new(128u8.wrapping_add(signal), error));
+            }
+        }
+    }
+}
+
+/// `waited`: the name was one that is just going away.
+async fn once(
+    host: &Host,
+    plan: &Plan,
+    waited: bool,
+    signals: &mut Signals,
+) -> Result<Made, Failure> {
     let id = names::new_id()?;
     let dir = host.pod_dir(&id);
     private_dir(&dir)?;
@@ -58,7 +92,7 @@ pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made
         Ok(Reserved::New) => {}
         Ok(Reserved::Taken(owner)) => {
             remove_empty(&dir);
-            return join(host, plan, &name, &owner, signals).await;
+            return join(host, plan, &name, &owner, waited, signals).await;
         }
         Err(e) => {
             remove_empty(&dir);
@@ -85,27 +119,62 @@ pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made
 }
 
 /// The name's pod is coming up, or waits to be taken: ask for the same pod by its id. The supervisor compares the requests.
+///
+/// # Errors
+/// Gone when that pod is on its way out, and the name will be free.
 async fn join(
     host: &Host,
     plan: &Plan,
     name: &str,
     owner: &str,
+    waited: bool,
     signals: &mut Signals,
 ) -> Result<Made, Failure> {
-    let joinable = record::read(&host.pod_dir(owner)).ok().filter(|r| {
-        matches!(r.state, State::Created | State::Starting | State::Parked) && r.is_supervised()
-    });
-    let Some(record) = joinable else {
-        return Err(names::taken(name, owner).into());
+    let record = match record::read(&host.pod_dir(owner)) {
+        Ok(record) if record.is_supervised() => record,
+        // Its journal goes first, its name last.
+        Err(e) if e.is_gone() && waited => return Err(e.as_kind(Kind::Gone).into()),
+        _ => return Err(names::taken(name, owner).into()),
     };
-    output::complain(format!("pod {name} is being made already: joining"));
-    let client = supervisor::connect(&record).await?;
-    create(host, plan, &client, owner, name).await?;
+    if record.activity() == Activity::RollingBack {
+        let what = format!("make pod {name}: an earlier try failed and is being rolled back");
+        return Err(Error::new(Kind::Gone, what).into());
+    }
+    if !is_joinable(&record) {
+        return Err(names::taken(name, owner).into());
+    }
+    if !waited {
+        output::complain(format!("pod {name} is being made already: joining"));
+    }
+    let asked = async {
+        let client = supervisor::connect(&record).await?;
+        create(host, plan, &client, owner, name).await?;
+        Ok::<_, Error>(client)
+    };
+    let client = asked.await.map_err(going)?;
     let patience = Patience {
         whole: plan.timeout,
         slice: JOIN_SLICE,
+        joined: true,
     };
     start(host, patience, client, owner, name, signals).await
+}
+
+/// Not up yet: coming, waiting to be taken, or failed and undone, when the next request is another try.
+fn is_joinable(record: &Record) -> bool {
+    match record.state {
+        State::Created | State::Starting | State::Parked => true,
+        State::NotReady => record.ready_at.is_none(),
+        State::Ready | State::Stopped | State::TaskOnly => false,
+    }
+}
+
+/// Refused for now, or closed in mid-sentence: the supervisor of another's pod is going.
+fn going(error: Error) -> Error {
+    match error.kind() {
+        Kind::Busy => error.as_kind(Kind::Gone),
+        _ => error,
+    }
 }
 
 /// How long to wait for a pod, and for one answer.
@@ -113,6 +182,8 @@ async fn join(
 struct Patience {
     whole: Duration,
     slice: Duration,
+    /// The pod is another command's.
+    joined: bool,
 }
 
 impl Patience {
@@ -121,6 +192,7 @@ impl Patience {
         Self {
             whole,
             slice: whole,
+            joined: false,
         }
     }
 }
@@ -172,6 +244,10 @@ async fn start(
                 PODVISOR_FAILED,
                 Error::new(Kind::Deadline, next),
             ));
+        }
+        // Not ours to undo, and done with in a moment.
+        Err(e) if patience.joined && matches!(e.kind(), Kind::Busy | Kind::Gone) => {
+            return Err(going(e).into());
         }
         Err(e) => return Err(give_up(host, id, name, e.into()).await),
     }

@@ -20,6 +20,7 @@ mod host;
 mod inspect;
 mod logs;
 mod make;
+mod metrics;
 mod names;
 mod network;
 mod output;
@@ -90,6 +91,8 @@ enum Verb {
     Wait(wait::Args),
     /// Networks that pods can be given: list them, check pods on them, collect what was left.
     Network(network::Args),
+    /// Print the figures of this node as Prometheus text, for a collector of text files.
+    Metrics(metrics::Args),
     /// Undo what supervisors that have died, and reboots, have left.
     Gc(gc::Args),
     /// Show the version.
@@ -143,6 +146,7 @@ fn act(command: Command) -> Result<u8, Failure> {
             Verb::Rm(args) => rm::run(&host, args).await,
             Verb::Wait(args) => wait::run(&host, args).await,
             Verb::Network(args) => network::run(&host, &args).await,
+            Verb::Metrics(args) => metrics::run(&host, &args).await,
             Verb::Gc(args) => gc::run(&host, &args).await,
             Verb::Version(args) => version::run(&args),
         }

@@ -17,6 +17,11 @@ pub fn line(text: impl Display) {
     let _ = writeln!(io::stdout(), "{text}");
 }
 
+/// A whole text on stdout, as it is.
+pub fn text(text: &str) {
+    let _ = io::stdout().write_all(text.as_bytes());
+}
+
 /// A document on stdout, indented.
 pub fn json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)
@@ -60,7 +65,8 @@ pub fn micros(us: u64) -> String {
     }
 }
 
-fn span(age: Duration) -> String {
+/// A time span in its two largest units.
+pub fn span(age: Duration) -> String {
     let s = age.as_secs();
     let (d, h, m) = (s / 86_400, s / 3_600 % 24, s / 60 % 60);
     match (d, h, m) {

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::clock;
 use crate::container::Status;
 use crate::network::PortMapping;
+use crate::pod::history::Activity;
 use crate::pod::record::{self, Effect, Found, Record, State};
 
 use super::failure::Failure;
@@ -82,6 +83,20 @@ pub fn state(record: &Record) -> &'static str {
     }
 }
 
+/// The same, and how long what somebody waits for has been going on: "parked 12s".
+fn told_state(record: &Record) -> String {
+    let state = state(record);
+    let going_on = match record.activity() {
+        Activity::Creating | Activity::Parked => state,
+        Activity::RollingBack => "rolling back",
+        Activity::Other(_) => return state.to_owned(),
+    };
+    if !record.is_supervised() {
+        return state.to_owned();
+    }
+    format!("{going_on} {}", output::span(record.activity_age()))
+}
+
 /// The state of a pod whose record cannot be read.
 pub const UNRECOVERED: &str = "unrecovered";
 
@@ -128,7 +143,7 @@ fn row(host: &Host, found: &Found) -> Vec<String> {
         Found::Record(r) => vec![
             short(&r.id).to_owned(),
             r.name.clone(),
-            state(r).to_owned(),
+            told_state(r),
             output::age(clock::from_unix_nanos(r.created_at)),
             address(r),
             ports(r),
@@ -193,6 +208,8 @@ fn document(host: &Host, found: &Found) -> Value {
             "namespace": r.namespace,
             "state": state(r),
             "reason": r.reason,
+            "activity": r.activity().name(),
+            "activity_seconds": r.activity_age().as_secs_f64(),
             "created_at": clock::rfc3339(clock::from_unix_nanos(r.created_at)),
             "network": r.network.name,
             "ips": r.network.ips,
@@ -210,6 +227,8 @@ fn document(host: &Host, found: &Found) -> Value {
             "namespace": namespace,
             "state": UNRECOVERED,
             "reason": reason,
+            "activity": null,
+            "activity_seconds": null,
             "created_at": null,
             "network": null,
             "ips": [],

@@ -31,7 +31,7 @@ pub fn pod(host: &Host, target: &str) -> Result<Found, Failure> {
     let fits = match named.len() {
         0 if target.is_empty() => Vec::new(),
         0 => positions(&all, |_, id| id.starts_with(target)),
-        _ => named,
+        _ => latest(&all, named),
     };
     match fits[..] {
         [] => Err(unknown(target)),
@@ -47,6 +47,27 @@ pub fn pod(host: &Host, target: &str) -> Result<Found, Failure> {
             ))
         }
     }
+}
+
+/// Of several tries of one and the same pod the one with the highest attempt, whatever the clocks said: that is what a
+/// daemon means by the pod's name. Different pods of one name stay several.
+fn latest(all: &[Found], named: Vec<usize>) -> Vec<usize> {
+    let key = |i: usize| match all.get(i) {
+        Some(Found::Record(r)) if !r.uid.is_empty() => Some((&r.pod_namespace, &r.uid)),
+        _ => None,
+    };
+    let attempt = |i: &usize| match all.get(*i) {
+        Some(Found::Record(r)) => r.attempt,
+        _ => 0,
+    };
+    let one = named.first().and_then(|&i| key(i));
+    if one.is_none() || named.iter().any(|&i| key(i) != one) {
+        return named;
+    }
+    let newest = named.iter().map(attempt).max();
+    let mut kept = named;
+    kept.retain(|i| Some(attempt(i)) == newest);
+    kept
 }
 
 /// The same, for verbs that need to read the record.

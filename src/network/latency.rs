@@ -4,25 +4,15 @@
 //! Must never hold a pod up or fail it: a sample that cannot be added at once is lost, and a damaged file begins anew.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
-use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use super::plugin::Command;
-use super::{disk, kept};
 use crate::config::Config;
+use crate::tally;
 
 const FILE: &str = ".cni-latency";
-
-/// Largest file that is believed, bytes; some hundreds for each network.
-const SIZE_MAX: u64 = 1 << 20;
-
-/// Tries to get the file for oneself; whoever has it writes a kilobyte and lets go.
-const TRIES: u32 = 5;
 
 /// Upper bounds of the buckets, milliseconds; a last one takes the rest. From a fast chain to the default bound of ADD.
 pub const BOUNDS_MS: [u64; 13] = [
@@ -59,61 +49,20 @@ pub type Latencies = BTreeMap<String, BTreeMap<String, Histogram>>;
 
 /// What there is since the boot; nothing where there is no file, or none that can be believed.
 pub fn latencies(config: &Config) -> Latencies {
-    kept::read(config, FILE)
+    tally::read(config, FILE)
 }
 
 /// Adds one chain.
 pub(super) fn note(config: &Config, network: &str, command: Command, took: Duration, failed: bool) {
-    if disk::private_dir(&config.runtime_root).is_err() {
-        return;
-    }
-    if let Err(error) = add(config, network, command, took, failed) {
+    let added = tally::update(config, FILE, |all: &mut Latencies| {
+        all.entry(network.to_owned())
+            .or_default()
+            .entry(command.as_str().to_owned())
+            .or_default()
+            .add(took, failed);
+    });
+    if let Err(error) = added {
         tracing::debug!(%error, network, "a duration is left out of the histogram");
-    }
-}
-
-fn add(
-    config: &Config,
-    network: &str,
-    command: Command,
-    took: Duration,
-    failed: bool,
-) -> std::io::Result<()> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC)
-        .open(config.runtime_root.join(FILE))?;
-    let mut file = lock(file)?;
-    let mut text = Vec::new();
-    (&mut *file).take(SIZE_MAX).read_to_end(&mut text)?;
-    let mut all: Latencies = serde_json::from_slice(&text).unwrap_or_default();
-    all.entry(network.to_owned())
-        .or_default()
-        .entry(command.as_str().to_owned())
-        .or_default()
-        .add(took, failed);
-    let text = serde_json::to_vec(&all).map_err(std::io::Error::other)?;
-    file.seek(SeekFrom::Start(0))?;
-    file.write_all(&text)?;
-    file.set_len(text.len() as u64)
-}
-
-fn lock(mut file: File) -> std::io::Result<Flock<File>> {
-    let mut tries = 1;
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(locked) => return Ok(locked),
-            Err((back, errno)) if tries < TRIES && errno == nix::errno::Errno::EWOULDBLOCK => {
-                file = back;
-                tries += 1;
-                std::thread::yield_now();
-            }
-            Err((_, errno)) => return Err(errno.into()),
-        }
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
+use super::history::{Event, ROLL_BACK};
 use super::join::Job;
 use super::journal::files_dir;
 use super::plan::{NetworkPlan, Plan};
@@ -90,6 +91,7 @@ impl Pod {
 
     /// Runs the creation to its end, then commits, parks or undoes it.
     pub(super) async fn run_creation(self, plan: Arc<Plan>, job: Job) {
+        let _reporting = self.report();
         let _work = self.shared.work.lock().await;
         let result = match self.is_current(&job) {
             true => self.build_unless_stopped(plan, &job).await,
@@ -101,15 +103,21 @@ impl Pod {
             // Whoever cancelled waits for our turn to end, and undoes everything from the record.
             Err(error) if !self.is_current(&job) => {
                 self.shared.journal.end_stage(Some(&error));
+                self.count_created("cancelled");
                 job.fail(Kind::Cancelled, stopping().to_string());
             }
             Err(error) => {
+                let stage = self.shared.journal.progress().stage;
+                self.shared
+                    .journal
+                    .happened(Event::Failed, &stage, Some(&error), false);
                 self.shared.journal.end_stage(Some(&error));
+                self.count_created("failed");
                 self.shared.journal.note(|r| {
                     r.state = State::NotReady;
                     r.reason = Some(error.to_string());
                 });
-                tracing::warn!(pod = %self.shared.options.group, %error, "creation failed; rolling back");
+                tracing::warn!(key = self.key(), stage, %error, "creation failed; rolling back");
                 job.fail(told_as(&error), error.to_string());
                 tokio::select! {
                     () = self.roll_back() => {}
@@ -149,6 +157,7 @@ impl Pod {
         self.watch_infra(child);
         if !self.is_current(job) {
             // Stop or shutdown has taken over; it waits for our work lock and undoes from the record.
+            self.count_created("cancelled");
             job.fail(Kind::Cancelled, stopping().to_string());
             return;
         }
@@ -163,13 +172,17 @@ impl Pod {
             };
             claimed
         };
+        if !claimed {
+            self.shared.journal.happened(Event::Parked, "", None, false);
+        }
+        self.count_created(if claimed { "committed" } else { "parked" });
         self.shared.journal.note(|r| {
             r.state = if claimed { State::Ready } else { State::Parked };
             r.reason = None;
             r.ready_at = claimed.then(now_nanos);
         });
         self.shared.journal.end_stage(None);
-        tracing::info!(pod = %self.shared.options.group, claimed, "pod is up");
+        tracing::info!(key = self.key(), claimed, "pod is up");
         failpoint::pass("commit.after");
         if !claimed {
             failpoint::pass("park.after");
@@ -181,7 +194,7 @@ impl Pod {
     /// keeps failing is tried again after at most a minute, at once when the pod is stopped or removed.
     async fn roll_back(&self) {
         failpoint::pass("roll-back.before");
-        self.shared.journal.note_stage("roll-back", false);
+        self.shared.journal.note_stage(ROLL_BACK, false);
         self.undo_creation(Duration::MAX).await;
         self.shared.journal.end_stage(None);
         let mut inner = self.lock();
@@ -209,19 +222,6 @@ impl Pod {
         let _ = timeout(OVERTAKEN_GRACE, self.shared.undoing.idle()).await;
     }
 
-    /// What a request is told that finds an earlier try being undone.
-    pub(super) fn rolling_back(&self) -> Error {
-        let at = self.shared.undoing.now();
-        let at = at.map_or_else(|| "it has just begun".to_owned(), |now| now.to_string());
-        Error::new(
-            Kind::Busy,
-            format!(
-                "start sandbox {}: an earlier try failed and is being rolled back ({at}); ask again, or remove the pod",
-                self.shared.options.group
-            ),
-        )
-    }
-
     async fn build(&self, plan: &Plan) -> Result<Child> {
         let journal = &self.shared.journal;
         journal.update(|r| {
@@ -231,7 +231,7 @@ impl Pod {
         })?;
         if journal.with(|r| r.effects.owe_creation()) {
             // An earlier try that could not be rolled back whole: a second one on top would lose track of the first.
-            journal.begin_stage("roll-back", false)?;
+            journal.begin_stage(ROLL_BACK, false)?;
             teardown::verdict(&self.undo_creation(LEFT_OVER_BUDGET).await)?;
             journal.end_stage(None);
         }
@@ -252,7 +252,7 @@ impl Pod {
             }
         }
         if let (true, Namespace::Path(path)) = (owns_user(plan), &spec.network) {
-            // Made with the netns, which it owns.
+            // Pinned with the netns, which it owns.
             spec.user = Namespace::Path(userns::user_path(path));
             spec.uid_mappings.clear();
             spec.gid_mappings.clear();
@@ -272,9 +272,9 @@ fn told_as(error: &Error) -> Kind {
     }
 }
 
-/// A new user namespace of the pod's, and a netns of ours that it has to own.
+/// A user namespace of the pod's, and a netns of ours that it has to own.
 fn owns_user(plan: &Plan) -> bool {
-    plan.owns_network() && plan.infra.user == Namespace::New
+    plan.owns_network() && plan.infra.user != Namespace::Host
 }
 
 fn stopping() -> Error {

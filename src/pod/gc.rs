@@ -172,7 +172,8 @@ pub async fn settle(config: &Config, reaper: &Reaper, record: &NetworkRecord) ->
         .filter(|h| record.owes_del() && !h.sandbox_id.is_empty())
     {
         // What a plugin has started may go on attaching the pod after its supervisor's death.
-        network::kill_orphans(&holder.sandbox_id, &holder.netns, None, ORPHAN_LIMIT).await?;
+        let session = record.last_session();
+        network::kill_orphans(&holder.sandbox_id, &holder.netns, session, ORPHAN_LIMIT).await?;
     }
     failpoint::hit("gc.settle.before")?;
     network::del(config, reaper, record, config.del_timeout())

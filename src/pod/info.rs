@@ -43,7 +43,9 @@ impl Pod {
             exited_at: r.exited_at.map(clock::from_unix_nanos),
             info: match (verbose, plan) {
                 (true, Some(plan)) => {
-                    HashMap::from([("info".to_owned(), info(r, &plan).to_string())])
+                    let mut info = info(r, &plan);
+                    info["podvisor"]["waiters"] = self.shared.journal.waiting().into();
+                    HashMap::from([("info".to_owned(), info.to_string())])
                 }
                 _ => HashMap::new(),
             },
@@ -160,10 +162,14 @@ fn info(record: &Record, plan: &Plan) -> Value {
         "runtimeSpec": spec(record),
         "cniResult": cni_result(record),
         "podvisor": {
+            "key": record.key(),
             "state": record.state,
+            "activity": record.activity().name(),
+            "activity_seconds": record.activity_age().as_secs_f64(),
             "reason": record.reason,
             "network": record.network,
             "stages": record.stages,
+            "history": record.history,
         },
     })
 }

@@ -7,10 +7,11 @@
 
 use std::time::Duration;
 
+use super::history::Event;
 use super::record::State;
 use super::{Phase, Pod, Started, gone, now_nanos};
 use crate::clock;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::job::{self, Ask, Waiter};
 
 /// The creation of a pod: the pod itself is its result.
@@ -31,13 +32,15 @@ impl Pod {
         let hold = self.config().parking.hold_waiters;
         let ask = Ask::new(format!("start sandbox {id}"), limit, hold);
         if let Role::Waiter(waiter) = self.join_or_begin(&ask)? {
+            let _waiting = self.wait_here();
             let over = async {
                 // Stopped or undone meanwhile: holding on would lose the reply with the supervisor.
                 let _ = self.wait(id).await;
                 self.stopped()
             };
-            let stage = || self.shared.journal.stage().0;
-            waiter.answer(&ask, stage, over).await?;
+            let stage = || self.shared.journal.progress().stage;
+            let answer = waiter.answer(&ask, stage, over).await;
+            answer.map_err(|error| self.finer(waiter.job(), error))?;
         }
         Ok(self.started())
     }
@@ -48,12 +51,15 @@ impl Pod {
         match inner.phase.clone() {
             Phase::Ready => Ok(Role::Live),
             // Its caller has left: it must not be the one to own the pod.
-            Phase::Parked if ask.is_late => Err(job::ready_for_the_next(&ask.what)),
+            Phase::Parked if ask.is_late => Err(self.ready_for_the_next()),
             Phase::Parked => {
                 inner.phase = Phase::Ready;
-                inner.unclaimed = false;
                 drop(inner);
-                tracing::info!(pod = %self.shared.options.group, "a parked pod was claimed");
+                self.unpark("claimed");
+                tracing::info!(key = self.key(), "a parked pod was claimed");
+                self.shared
+                    .journal
+                    .happened(Event::Claimed, "", None, false);
                 self.shared.journal.note(|r| {
                     r.state = State::Ready;
                     r.ready_at = Some(now_nanos());
@@ -61,11 +67,12 @@ impl Pod {
                 Ok(Role::Live)
             }
             Phase::Starting(job) => {
-                match job.rolling_back(&ask.what, "undo") {
-                    // What is being undone at the moment says more than the stage.
-                    Some(_) => Err(self.rolling_back()),
-                    None => Ok(Role::Waiter(job.watch())),
+                if job.rolling_back(&ask.what, "").is_some() {
+                    return Err(self.rolling_back());
                 }
+                let waiter = job.watch();
+                self.note_join();
+                Ok(Role::Waiter(waiter))
             }
             Phase::Created => {
                 let plan = inner.plan.clone().ok_or_else(gone)?;
@@ -77,18 +84,9 @@ impl Pod {
                 Ok(Role::Waiter(waiter))
             }
             Phase::Down | Phase::Stopping | Phase::Stopped => Err(self.stopped()),
-            Phase::Empty | Phase::TaskOnly | Phase::Ending => Err(gone()),
+            Phase::Ending => Err(self.being_removed("start")),
+            Phase::Empty | Phase::TaskOnly => Err(gone()),
         }
-    }
-
-    fn stopped(&self) -> Error {
-        Error::new(
-            Kind::State,
-            format!(
-                "start sandbox {}: it was stopped; remove it and create it anew",
-                self.shared.options.group
-            ),
-        )
     }
 
     fn started(&self) -> Started {

@@ -9,13 +9,15 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::clock;
 use crate::container::{ContainerRecord, Ledger};
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
+use crate::pod::history::{Event, Moment};
 use crate::pod::record::{FILE, Record, Stage};
 use crate::sys::dir::{check_private, make_private};
 
@@ -29,6 +31,8 @@ pub struct Journal {
 struct Shared {
     dir: PathBuf,
     state: Mutex<State>,
+    /// Requests that wait for the creation.
+    waiting: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -37,6 +41,31 @@ struct State {
     /// Beginning of the current run of stages.
     run: Option<Instant>,
     hold: Hold,
+}
+
+/// How far a run of stages is.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    /// The stage under way, or the last.
+    pub stage: String,
+    /// The step of an undo that is at work in it.
+    pub step: Option<String>,
+    /// False: nothing is at work.
+    pub under_way: bool,
+    /// Since the beginning of the step or stage.
+    pub stage_age: Duration,
+    /// Since the beginning of the run.
+    pub age: Duration,
+}
+
+/// A request that waits.
+#[derive(Debug)]
+pub struct Waiting(Journal);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What the directory is to this journal.
@@ -61,6 +90,7 @@ impl Journal {
             shared: Arc::new(Shared {
                 dir,
                 state: Mutex::new(state),
+                waiting: AtomicUsize::new(0),
             }),
         }
     }
@@ -88,7 +118,11 @@ impl Journal {
     /// Changes the record and writes it. On a write error the change stays in memory, so that undo still knows of it.
     pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
         let mut state = self.lock();
+        let before = state.record.activity();
         change(&mut state.record);
+        if state.record.activity() != before {
+            state.record.activity_since_us = whole_micros(clock::uptime());
+        }
         if state.hold != Hold::Ours {
             return Ok(());
         }
@@ -121,16 +155,24 @@ impl Journal {
         self.note(|r| push(r, stage, fresh));
     }
 
+    /// One line for each change of stage, with the stage that is over.
     fn stage_now(&self, name: &str, fresh: bool) -> Stage {
         let now = Instant::now();
-        let run = {
-            let mut state = self.lock();
-            if fresh {
-                state.run = None;
-            }
-            *state.run.get_or_insert(now)
-        };
-        tracing::debug!(step = name, "stage begins");
+        let mut state = self.lock();
+        if fresh {
+            state.run = None;
+        }
+        let run = *state.run.get_or_insert(now);
+        let last = state.record.stages.last().filter(|_| !fresh);
+        tracing::info!(
+            key = state.record.key(),
+            stage = name,
+            age_us = micros(run, now),
+            waiters = self.waiting(),
+            last = last.map(|s| s.name.as_str()),
+            took_us = last.and_then(|s| s.took_us),
+            "stage begins"
+        );
         Stage {
             name: name.to_owned(),
             at_us: micros(run, now),
@@ -141,29 +183,72 @@ impl Journal {
 
     /// Ends the stage under way.
     pub fn end_stage(&self, error: Option<&Error>) {
-        let now = Instant::now();
-        let run = self.lock().run.unwrap_or(now);
+        let at = self.run_micros();
         self.note(|r| {
+            r.give_up_undo_step();
             if let Some(stage) = r.stages.last_mut().filter(|s| s.took_us.is_none()) {
-                stage.took_us = Some(micros(run, now).saturating_sub(stage.at_us));
+                stage.took_us = Some(at.saturating_sub(stage.at_us));
                 stage.error = error.map(ToString::to_string);
-                tracing::info!(step = %stage.name, took_us = stage.took_us, error = stage.error, "stage ended");
+                tracing::debug!(stage = %stage.name, took_us = stage.took_us, error = stage.error, "stage ended");
             }
         });
     }
 
-    /// Name of the stage under way, or of the last, and the age of the run: what a retry is told.
-    pub fn stage(&self) -> (String, std::time::Duration) {
+    /// How far the run of stages is: what a retry is told.
+    pub fn progress(&self) -> Progress {
         let state = self.lock();
-        let name = state
+        let age = state.run.map(|r| r.elapsed()).unwrap_or_default();
+        let last = state.record.stages.last();
+        let step = state.record.undo_step();
+        let at_us = step.map(|m| m.at_us).or_else(|| last.map(|s| s.at_us));
+        Progress {
+            stage: last.map_or("create", |s| s.name.as_str()).to_owned(),
+            step: step.map(|m| m.detail.clone()),
+            under_way: last.is_some_and(|s| s.took_us.is_none()),
+            stage_age: age.saturating_sub(Duration::from_micros(at_us.unwrap_or(0))),
+            age,
+        }
+    }
+
+    /// Adds to the history, on disk with the next change (or, where `told`, now).
+    pub fn happened(&self, event: Event, detail: &str, error: Option<&Error>, told: bool) {
+        let moment = Moment {
+            event,
+            detail: detail.to_owned(),
+            at_us: self.run_micros(),
+            times: 1,
+            took_us: None,
+            error: error.map(ToString::to_string),
+        };
+        if told {
+            self.note(|r| r.remember(moment));
+        } else {
+            self.lock().record.remember(moment);
+        }
+    }
+
+    /// The step of an undo that began last has ended; on disk with the next change.
+    pub fn undo_step_ended(&self, took: Duration, error: Option<&Error>) {
+        self.lock()
             .record
-            .stages
-            .last()
-            .map_or("create", |s| s.name.as_str());
-        (
-            name.to_owned(),
-            state.run.map(|r| r.elapsed()).unwrap_or_default(),
-        )
+            .end_undo_step(whole_micros(took), error.map(ToString::to_string));
+    }
+
+    /// Counts one more request that waits, until the guard is dropped.
+    pub fn wait_here(&self) -> Waiting {
+        self.shared.waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting(self.clone())
+    }
+
+    /// Requests that wait now.
+    pub fn waiting(&self) -> usize {
+        self.shared.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Microseconds since the first stage of this run.
+    fn run_micros(&self) -> u64 {
+        let now = Instant::now();
+        micros(self.lock().run.unwrap_or(now), now)
     }
 
     /// Gives the directory up: removes the journal (and the directory, where nothing else is in it) and writes no more.
@@ -293,6 +378,8 @@ pub fn blank(namespace: &str, id: &str) -> Record {
         exited_at: None,
         exit_status: None,
         stages: Vec::new(),
+        history: Vec::new(),
+        activity_since_us: whole_micros(clock::uptime()),
         hostname: String::new(),
         labels: Default::default(),
         annotations: Default::default(),
@@ -311,12 +398,17 @@ pub fn blank(namespace: &str, id: &str) -> Record {
 fn push(record: &mut Record, stage: Stage, fresh: bool) {
     if fresh {
         record.stages.clear();
+        record.history.clear();
     }
     record.stages.push(stage);
 }
 
 fn micros(from: Instant, to: Instant) -> u64 {
-    u64::try_from(to.saturating_duration_since(from).as_micros()).unwrap_or(u64::MAX)
+    whole_micros(to.saturating_duration_since(from))
+}
+
+fn whole_micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -4,8 +4,10 @@
 //! the pod's own (law 1), one at a time. Requests only wait for a job; dropping a request drops the wait and nothing
 //! else. Queries read the journal's memory and never wait (law 7).
 
+pub mod beside;
 mod build;
 pub mod gc;
+pub mod history;
 mod info;
 pub mod join;
 pub mod journal;
@@ -14,8 +16,10 @@ mod parking;
 pub mod plan;
 pub mod record;
 mod removal;
+mod report;
 mod rescue;
 mod teardown;
+mod told;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -234,7 +238,7 @@ impl Pod {
         match inner.phase {
             Phase::Empty => Ok(false),
             Phase::TaskOnly => Err(self.busy_with("containers without a sandbox")),
-            Phase::Ending => Err(gone()),
+            Phase::Ending => Err(self.being_removed("create")),
             _ if inner.digest == digest => Ok(true),
             _ => Err(self.other_request(&inner.digest, digest)),
         }
@@ -310,7 +314,7 @@ impl Pod {
 
     /// State for SIGUSR1's dump: phase, stage, containers. Takes no lock for longer than a copy.
     pub fn dump(&self) -> String {
-        let (stage, age) = self.shared.journal.stage();
+        let at = self.shared.journal.progress();
         let phase = format!("{:?}", self.lock().phase);
         let phase = phase
             .split(['(', ' '])
@@ -320,8 +324,12 @@ impl Pod {
         let undoing = self.shared.undoing.now();
         let undoing = undoing.map_or_else(String::new, |now| format!(" undoing=\"{now}\""));
         format!(
-            "phase={phase} stage={stage} age={:.1}s working={} containers={}{undoing}",
-            age.as_secs_f64(),
+            "key={} phase={phase} stage={} stage_age={:.1}s age={:.1}s waiters={} working={} containers={}{undoing}",
+            self.key(),
+            told::step(&at),
+            at.stage_age.as_secs_f64(),
+            at.age.as_secs_f64(),
+            self.shared.journal.waiting(),
             self.shared.work.try_lock().is_err(),
             self.shared.containers.list().join(",")
         )

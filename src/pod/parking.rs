@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::join::Job;
-use super::{Phase, Pod};
+use super::{Phase, Pod, beside};
 
 impl Pod {
     /// Watches the result of `job` until it is claimed, stopped, or thrown away.
@@ -17,13 +17,27 @@ impl Pod {
             if !job.expired(interval, || pod.is_unclaimed()).await {
                 return;
             }
-            tracing::warn!(pod = %pod.shared.options.group, "nobody claimed the parked pod; undoing it");
+            tracing::warn!(key = pod.key(), "nobody claimed the parked pod; undoing it");
             // Asked again under the lock: a claim may have come while we waited for it.
-            let still = || pod.is_unclaimed() && job.watchers() == 0;
-            if let Err(error) = pod.end(Duration::ZERO, still).await {
-                tracing::error!(%error, "undo the parked pod");
+            let still = || pod.is_unclaimed() && job.watchers() == 0 && pod.unpark("expired");
+            match pod.end(Duration::ZERO, still).await {
+                Err(error) => tracing::error!(%error, "undo the parked pod"),
+                Ok(()) => pod.forget_what_is_beside(),
             }
         });
+    }
+
+    /// The last of a pod that nobody will come for: what its command had made for it.
+    fn forget_what_is_beside(&self) {
+        if !matches!(self.lock().phase, Phase::Ending) {
+            return;
+        }
+        let (journal, bundle) = (&self.shared.journal, &self.shared.options.bundle);
+        let name = journal.with(|r| r.name.clone());
+        let id = &self.shared.options.group;
+        if let Err(error) = beside::forget(journal.dir(), bundle, &name, id) {
+            tracing::warn!(%error, "remove what the command kept for the parked pod");
+        }
     }
 
     /// Parked; or it was, and its infra process has ended since.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::history::Moment;
 use crate::clock;
 use crate::config::Config;
 use crate::container::ContainerRecord;
@@ -149,6 +150,12 @@ pub struct Record {
     pub exit_status: Option<u32>,
     /// Stages, in order.
     pub stages: Vec<Stage>,
+    /// What happened beside them, in order.
+    #[serde(default)]
+    pub history: Vec<Moment>,
+    /// When what goes on now ([`Record::activity`]) began: microseconds since the boot.
+    #[serde(default)]
+    pub activity_since_us: u64,
     /// Hostname of the pod.
     pub hostname: String,
     /// Labels of the pod's metadata.

@@ -39,6 +39,8 @@ impl Pod {
             Phase::Ending | Phase::Stopped => return Ok(()),
             _ => self.lock().phase = Phase::Stopping,
         }
+        self.unpark("removed");
+        let _reporting = self.report();
         self.shared.journal.note_stage("stop", true);
         let result = self.stop_everything(grace).await;
         self.shared.journal.end_stage(result.as_ref().err());
@@ -107,7 +109,11 @@ impl Pod {
             return Ok(());
         }
         self.lock().phase = Phase::Ending;
+        self.unpark("removed");
+        let _reporting = self.report();
+        self.shared.journal.note_stage("shutdown", true);
         let result = self.shut_down_everything(grace).await;
+        self.shared.journal.end_stage(result.as_ref().err());
         failpoint::pass("shutdown.after");
         self.shared.ended.send_replace(true);
         result

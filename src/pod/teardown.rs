@@ -3,8 +3,9 @@
 //! Newest first; DEL before the netns goes; the record is told of every step that is done, so that whoever comes next
 //! begins where we ended. Nothing the caller gave is touched (law 6).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::history::Event;
 use super::journal::{Journal, files_dir};
 use super::record::{Effect, Record};
 use crate::cgroup::{Group, Layout};
@@ -135,7 +136,28 @@ pub(super) async fn undo(
         let run = move || -> Work<'_> { Box::pin(remove_files(journal)) };
         steps.push(step("files", &["containers"], KILL_LIMIT, run));
     }
+    let steps = steps.into_iter().map(|s| on_record(journal, s)).collect();
     unwind(steps, patience, progress).await
+}
+
+/// Each try of the step is in the pod's history, with its time and its error.
+fn on_record<'a>(journal: &'a Journal, step: Step<'a>) -> Step<'a> {
+    let (name, mut run) = (step.name, step.run);
+    let run = move || -> Work<'a> {
+        let work = run();
+        Box::pin(async move {
+            journal.happened(Event::Undo, name, None, true);
+            let began = Instant::now();
+            let result = work.await;
+            let error = result.as_ref().err().filter(|e| !e.is_gone());
+            journal.undo_step_ended(began.elapsed(), error);
+            result
+        })
+    };
+    Step {
+        run: Box::new(run),
+        ..step
+    }
 }
 
 /// The owed steps as one error: `Busy` with "network clean-up pending" when only the network is left.

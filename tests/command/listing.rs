@@ -36,6 +36,8 @@ fn pods_are_listed_while_they_run_and_with_a_when_they_have_stopped() {
             assert_eq!(podvisor(&["ps", "-q"]).ok().stdout, format!("{up}\n"));
             let list = json(&["ps", "-a", "--json"]);
             let wanted = [
+                "activity",
+                "activity_seconds",
                 "containers",
                 "created_at",
                 "id",

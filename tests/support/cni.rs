@@ -67,6 +67,12 @@ impl Network {
         self
     }
 
+    /// Gives the first plugin another name, for a fake in front of it.
+    pub fn typed(mut self, name: &str) -> Self {
+        self.plugins[0]["type"] = name.into();
+        self
+    }
+
     /// Adds the plugin that publishes ports.
     pub fn portmap(self) -> Self {
         self.plugin(json!({ "type": "portmap", "capabilities": { "portMappings": true } }))

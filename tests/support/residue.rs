@@ -304,10 +304,11 @@ fn files(all: &mut Vec<String>) {
     for root in ["/run/podvisor", "/var/lib/podvisor"] {
         walk(Path::new(root), &mut |path, kind| {
             let top = path.parent() == Some(Path::new(root));
-            // Kept for the boot on purpose: what was learnt of the daemon's and the plugins' versions, and the networks;
+            // Kept for the boot on purpose: counters, what was learnt of the daemon's and the plugins' versions, the networks;
             // the file that turns on a network are counted with.
             let kept = [
                 ".cni-latency",
+                ".counters",
                 ".daemon-versions",
                 ".plugin-versions",
                 ".network-configs",
