@@ -65,6 +65,9 @@ pub struct Cni {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Parking {
+    /// Work goes on when its caller has left, and its result is parked. Without: it is stopped and undone then, as most
+    /// runtimes do; for comparison.
+    pub enabled: bool,
     /// An unclaimed result lives between one and two of these after its last waiter left, seconds.
     pub interval: f64,
     /// Hold a joined request until shortly before its own deadline.
@@ -117,6 +120,7 @@ impl Default for Cni {
 impl Default for Parking {
     fn default() -> Self {
         Self {
+            enabled: true,
             interval: 60.0,
             hold_waiters: true,
         }

@@ -13,6 +13,7 @@ use crate::launch;
 use crate::network::netns;
 use crate::pod::gc::{self, Left};
 use crate::pod::record::Found;
+use crate::undo::together;
 
 use super::failure::{Failure, NO_SUCH};
 use super::host::Host;
@@ -34,22 +35,32 @@ pub struct Args {
 
 /// Runs the verb.
 pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
-    let mut unsettled = 0;
-    for left in gc::left(&host.config) {
-        let what = describe(host, &left);
-        if let Some(why) = kept(&left) {
-            output::line(format!("left alone: {what}: {why}"));
+    let (slow, quick): (Vec<_>, Vec<_>) = gc::left(&host.config).into_iter().partition(|left| {
+        matches!(
+            left,
+            Left::Pod(_) | Left::Directory { .. } | Left::Network(_)
+        )
+    });
+    // Side by side: a plugin that hangs for one pod is no other pod's business.
+    let each = slow.iter().map(|left| Box::pin(one(host, args, left)));
+    let mut settled = together(each.collect(), gc::AT_ONCE).await;
+    for left in &quick {
+        settled.push(one(host, args, left).await);
+    }
+    let mut unsettled = settled.iter().filter(|settled| !**settled).count();
+    for namespace in namespaces(&host.config.runtime_root) {
+        let Ok(host) = host.of_namespace(&namespace) else {
             continue;
-        }
-        if args.dry_run {
-            output::line(format!("would undo: {what}"));
-            continue;
-        }
-        match settle(host, &left).await {
-            Ok(()) => output::line(format!("undone: {what}")),
-            Err(e) => {
+        };
+        for (name, id) in names::stale(&host) {
+            let what = format!("name {name} of namespace {namespace}, whose pod is gone");
+            if args.dry_run {
+                output::line(format!("would undo: {what}"));
+            } else if let Err(e) = names::forget_stale(&host, &name, &id) {
                 unsettled += 1;
                 output::complain(format!("not undone: {what}: {e}"));
+            } else {
+                output::line(format!("undone: {what}"));
             }
         }
     }
@@ -68,6 +79,29 @@ pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
         return Err(Failure::silent(NO_SUCH));
     }
     Ok(0)
+}
+
+/// One thing's turn, with its line; false when it is still there.
+async fn one(host: &Host, args: &Args, left: &Left) -> bool {
+    let what = describe(host, left);
+    if let Some(why) = kept(left) {
+        output::line(format!("left alone: {what}: {why}"));
+        return true;
+    }
+    if args.dry_run {
+        output::line(format!("would undo: {what}"));
+        return true;
+    }
+    match settle(host, left).await {
+        Ok(()) => {
+            output::line(format!("undone: {what}"));
+            true
+        }
+        Err(e) => {
+            output::complain(format!("not undone: {what}: {e}"));
+            false
+        }
+    }
 }
 
 fn describe(host: &Host, left: &Left) -> String {
@@ -131,6 +165,17 @@ async fn settle(host: &Host, left: &Left) -> Result<()> {
             removed => removed.context(|| format!("remove {}", path.display())),
         },
     }
+}
+
+/// Namespaces that names were given in.
+fn namespaces(root: &Path) -> Vec<String> {
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    let named = entries.filter(|e| e.path().join(names::DIRECTORY).is_dir());
+    let mut all: Vec<String> = named
+        .filter_map(|e| e.file_name().into_string().ok())
+        .collect();
+    all.sort();
+    all
 }
 
 /// Sockets of ours that nobody listens on.

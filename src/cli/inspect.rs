@@ -100,7 +100,12 @@ fn table(record: &Record) {
     let took = |took: Option<u64>| took.map_or_else(|| "under way".to_owned(), output::micros);
     let stage = |s: &Stage| {
         let error = s.error.clone().unwrap_or_default();
-        let cells = [s.name.clone(), output::micros(s.at_us), took(s.took_us), error];
+        let cells = [
+            s.name.clone(),
+            output::micros(s.at_us),
+            took(s.took_us),
+            error,
+        ];
         (s.at_us, cells.to_vec())
     };
     let moment = |m: &Moment| {

@@ -193,7 +193,11 @@ impl Text {
         );
         for (network, commands) in all {
             for (command, histogram) in commands {
-                self.histogram(NAME, &[("network", network), ("command", command)], histogram);
+                self.histogram(
+                    NAME,
+                    &[("network", network), ("command", command)],
+                    histogram,
+                );
             }
         }
         const FAILED: &str = "podvisor_cni_chains_failed_total";

@@ -15,6 +15,9 @@ use crate::pod::beside;
 
 use super::host::{Host, private_dir};
 
+/// Where a namespace's names are, in its directory.
+pub const DIRECTORY: &str = beside::NAMES;
+
 /// Characters of a pod's id, all of them lower case hexadecimal.
 const ID_LENGTH: usize = 32;
 
@@ -95,8 +98,36 @@ pub fn of(host: &Host, id: &str) -> Option<String> {
         .find(|name| !name.starts_with('.'))
 }
 
+/// Names in this namespace whose pods are gone, and what is left of a write that was cut short: (file's name, id). A
+/// command that was killed leaves them, and a pod that went by itself.
+pub fn stale(host: &Host) -> Vec<(String, String)> {
+    let dir = directory(host);
+    // With the lock nobody is between a name and its file.
+    let Ok(_lock) = lock(&dir) else {
+        return Vec::new();
+    };
+    let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
+    entries
+        .filter_map(|e| Some((e.file_name().into_string().ok()?, read(&e.path()).ok()?)))
+        .map(|(name, id)| (name, id.unwrap_or_default()))
+        .filter(|(name, id)| name.starts_with('.') || id.is_empty() || !host.pod_dir(id).is_dir())
+        .collect()
+}
+
+/// Removes what [`stale`] has found, unless it is somebody's by now.
+pub fn forget_stale(host: &Host, name: &str, id: &str) -> Result<()> {
+    let dir = directory(host);
+    let _lock = lock(&dir)?;
+    let path = dir.join(name);
+    if read(&path)?.unwrap_or_default() != id {
+        return Ok(());
+    }
+    fs::remove_file(&path).context(|| format!("remove {}", path.display()))
+}
+
+/// No pod's directory: '.' may not begin an id, so that listing pods passes it by.
 fn directory(host: &Host) -> PathBuf {
-    host.root().join(beside::NAMES)
+    host.root().join(DIRECTORY)
 }
 
 /// The directory itself is the lock, so that no file of ours outlives the last name.
@@ -165,6 +196,31 @@ mod tests {
         release(&host, "web", "b2").unwrap();
         assert_eq!(fs::read_dir(directory(&host)).unwrap().count(), 0);
         assert_eq!(lookup(&host, "../web"), None);
+    }
+
+    #[test]
+    fn names_of_pods_that_are_gone_are_stale_and_the_others_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Host::at(dir.path());
+        for (name, id) in [("web", "a"), ("db", "b")] {
+            fs::create_dir_all(host.pod_dir(id)).unwrap();
+            reserve(&host, name, id).unwrap();
+        }
+        assert!(stale(&host).is_empty());
+        fs::remove_dir(host.pod_dir("a")).unwrap();
+        fs::write(directory(&host).join(".c"), "c").unwrap();
+        let mut found = stale(&host);
+        found.sort();
+        let owned = |name: &str, id: &str| (name.to_owned(), id.to_owned());
+        assert_eq!(found, [owned(".c", "c"), owned("web", "a")]);
+        // Somebody has taken the name meanwhile.
+        fs::create_dir_all(host.pod_dir("d")).unwrap();
+        reserve(&host, "web", "d").unwrap();
+        for (name, id) in &found {
+            forget_stale(&host, name, id).unwrap();
+        }
+        assert_eq!(lookup(&host, "web").as_deref(), Some("d"));
+        assert!(stale(&host).is_empty());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::mount::unmount_tree;
-use crate::oci::{Flavour, Runtime};
+use crate::oci::{Flavour, Runtime, SCRATCH};
 use crate::process::Reaper;
 
 /// How long killed processes may take to be gone.
@@ -47,11 +47,12 @@ async fn clean(reaper: &Reaper, record: &ContainerRecord, force: bool) -> Result
     failpoint::reach("rootfs.unmount.before").await?;
     let unmounted = unmount(record).await;
     failpoint::reach("rootfs.unmount.after").await?;
+    let cleared = clear_scratch(record).await;
     let removed = match own_group(record) {
         Some(group) => absent_is_done(group.remove(CGROUP_LIMIT).await),
         None => Ok(()),
     };
-    first([deleted, unmounted, removed])
+    first([deleted, unmounted, cleared, removed])
 }
 
 /// SIGKILL to init and to what shares its cgroup.
@@ -87,6 +88,10 @@ async fn delete_state(reaper: &Reaper, record: &ContainerRecord, force: bool) ->
     // A runtime we know has nothing to delete without its directory.
     if runtime.flavour() != Flavour::Other && !state.exists() {
         return Ok(());
+    }
+    if force {
+        // runc's init mounts its executable there for a moment; `delete` would find the directory busy.
+        bounded_unmount(&state).await?;
     }
     let done = if runtime.binary.exists() {
         match runtime
@@ -129,18 +134,34 @@ async fn unmount(record: &ContainerRecord) -> Result<()> {
     if !record.rootfs_mounted {
         return Ok(());
     }
-    let rootfs = record.bundle.join("rootfs");
-    let work = tokio::task::spawn_blocking(move || unmount_tree(&rootfs));
+    bounded_unmount(&record.bundle.join("rootfs")).await
+}
+
+/// What the runtime's verbs left in their scratch directory: nothing, unless one was killed.
+async fn clear_scratch(record: &ContainerRecord) -> Result<()> {
+    let scratch = record.bundle.join(SCRATCH);
+    match fs::remove_dir(&scratch) {
+        Ok(()) => return Ok(()),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(_) => {}
+    }
+    bounded_unmount(&scratch).await?;
+    remove_dir(&scratch)
+}
+
+async fn bounded_unmount(path: &Path) -> Result<()> {
+    let point = path.to_owned();
+    let work = tokio::task::spawn_blocking(move || unmount_tree(&point));
     match timeout(UNMOUNT_LIMIT, work).await {
         Ok(Ok(done)) => absent_is_done(done),
         Ok(Err(e)) => Err(Error::caused(
             Kind::Other,
-            format!("unmount the rootfs of {}", record.id),
+            format!("unmount {}", path.display()),
             e,
         )),
         Err(_) => Err(Error::new(
             Kind::Deadline,
-            format!("unmount the rootfs of {}: it hangs", record.id),
+            format!("unmount {}: it hangs", path.display()),
         )),
     }
 }

@@ -10,7 +10,7 @@
 //! | variable | says |
 //! |---|---|
 //! | `PODVISOR_FAULT` | `point=terms;point=terms`: counts are those of each process |
-//! | `PODVISOR_FAULT_DIR` | a directory: `rules` has a `point=terms` a line, may change while a process runs, and is counted down by all processes together; a file `hits` gets a line `pid point` for each point that was reached |
+//! | `PODVISOR_FAULT_DIR` | a directory: `rules` has a `point=terms` a line, may change while a process runs, and is counted down by all processes together (what hangs goes on when its line is gone); a file `hits` gets a line `pid point` for each point that was reached |
 
 #[cfg(feature = "failpoint")]
 mod method;

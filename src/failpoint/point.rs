@@ -4,11 +4,12 @@
 //! never be used between fork and exec: it allocates.
 
 use std::env;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
@@ -22,6 +23,9 @@ const OWN: &str = "PODVISOR_FAULT";
 /// The directory of rules for all processes.
 const SHARED: &str = "PODVISOR_FAULT_DIR";
 
+/// Between two looks whether what hangs may go on.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// A point in plain code: may fail, and blocks the thread while it is delayed or hangs.
 pub fn hit(point: &'static str) -> Result<()> {
     match fault(point) {
@@ -29,9 +33,12 @@ pub fn hit(point: &'static str) -> Result<()> {
             thread::sleep(time);
             Ok(())
         }
-        Some(Act::Hang) => loop {
-            thread::park();
-        },
+        Some(Act::Hang) => {
+            while !is_released(point) {
+                thread::sleep(LOOK);
+            }
+            Ok(())
+        }
         other => act(point, other),
     }
 }
@@ -49,7 +56,12 @@ pub async fn reach(point: &'static str) -> Result<()> {
             tokio::time::sleep(time).await;
             Ok(())
         }
-        Some(Act::Hang) => std::future::pending().await,
+        Some(Act::Hang) => {
+            while !is_released(point) {
+                tokio::time::sleep(LOOK).await;
+            }
+            Ok(())
+        }
         other => act(point, other),
     }
 }
@@ -77,6 +89,13 @@ fn act(point: &str, act: Option<Act>) -> Result<()> {
     }
 }
 
+/// What hangs goes on when the shared rules name its point no more; by a rule of its own process it hangs for ever.
+fn is_released(point: &str) -> bool {
+    let Some(dir) = shared() else { return false };
+    let text = fs::read_to_string(dir.join("rules"));
+    text.is_ok_and(|text| rules(&text, '\n').iter().all(|(name, _)| name != point))
+}
+
 fn fault(point: &str) -> Option<Act> {
     of_process(point).or_else(|| of_all(point))
 }
@@ -88,11 +107,14 @@ fn of_process(point: &str) -> Option<Act> {
     take(&mut rules, point)
 }
 
-fn of_all(point: &str) -> Option<Act> {
+fn shared() -> Option<&'static Path> {
     static DIR: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let dir = DIR
-        .get_or_init(|| env::var_os(SHARED).map(PathBuf::from))
-        .as_ref()?;
+    DIR.get_or_init(|| env::var_os(SHARED).map(PathBuf::from))
+        .as_deref()
+}
+
+fn of_all(point: &str) -> Option<Act> {
+    let dir = shared()?;
     note(dir, point);
     let file = OpenOptions::new()
         .read(true)
@@ -138,7 +160,7 @@ fn rewrite(file: &mut File, rules: &[(String, Terms)]) -> std::io::Result<()> {
 }
 
 /// A short line in one write: those of several processes do not mix.
-fn note(dir: &std::path::Path, point: &str) {
+fn note(dir: &Path, point: &str) {
     let line = format!("{} {point}\n", std::process::id());
     let file = OpenOptions::new().append(true).open(dir.join("hits"));
     let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));

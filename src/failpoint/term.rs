@@ -24,7 +24,7 @@ pub enum Act {
     Panic(String),
     /// The code waits, then goes on.
     Delay(Duration),
-    /// The code never goes on.
+    /// The code does not go on until it is released.
     Hang,
     /// The process is gone, as by SIGKILL.
     Die,

@@ -194,6 +194,11 @@ impl<T> Job<T> {
         self.until(|state| state.cancelled.then_some(())).await;
     }
 
+    /// Resolves when whoever began it has left.
+    pub async fn unclaimed(&self) {
+        self.until(|state| (!state.claimed).then_some(())).await;
+    }
+
     /// Throws a parked result away, if nobody waits (or `even_if_watched`). True: it is the caller's to undo.
     pub fn discard(&self, even_if_watched: bool) -> bool {
         self.change(|state| {

@@ -116,8 +116,8 @@ async fn add_with_retries(
 /// DEL of every attachment on record, the last one first: reverse order, prevResult where known, the configuration and
 /// arguments of the ADD, all within `limit`.
 ///
-/// Does nothing when no DEL is owed. A missing netns means an empty CNI_NETNS. Sets an attachment's `network-stopped`
-/// only when its DEL succeeded, then removes libcni's cached result. One that fails keeps none of the others up: each
+/// Does nothing when no DEL is owed. A missing netns means an empty CNI_NETNS. Only when its DEL succeeded an attachment's
+/// cached result of libcni is removed, and then its `network-stopped` set. One that fails keeps none of the others up: each
 /// has its share of what is left of the limit. An error leaves the DEL owed and is never NotFound: an undo would take
 /// that for done.
 pub async fn del(
@@ -194,6 +194,15 @@ async fn del_slot(config: &Config, reaper: &Reaper, slot: &Slot, limit: Duration
         latency::note(config, &conf.name, Command::Del, took, deleted.is_err());
         deleted.map_err(|e| e.within(what()))?;
     }
+    for Owed {
+        conf, attachment, ..
+    } in &owed
+    {
+        // Before the marker: once that is there, nobody comes back for the entry.
+        if let Err(error) = cache::remove(&config.cni.cache_dir, &conf.name, attachment) {
+            tracing::warn!(%error, "cached result left behind");
+        }
+    }
     failpoint::reach("cni-del.stopped.before").await?;
     if let Err(error) = slot.set_stopped() {
         // A full disk has no room for the marker, but what says that a DEL is owed can be taken away.
@@ -205,9 +214,6 @@ async fn del_slot(config: &Config, reaper: &Reaper, slot: &Slot, limit: Duration
         conf, attachment, ..
     } in &owed
     {
-        if let Err(error) = cache::remove(&config.cni.cache_dir, &conf.name, attachment) {
-            tracing::warn!(%error, "cached result left behind");
-        }
         tracing::info!(step = "cni-del", network = conf.name, ifname = attachment.ifname, took = ?begun.elapsed(), "network deleted");
     }
     Ok(())

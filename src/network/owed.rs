@@ -118,6 +118,13 @@ impl NetworkRecord {
         self.held_by().is_some()
     }
 
+    /// The session, of this boot, of the supervisor that had it last and has not let go: where its plugins run.
+    pub fn last_session(&self) -> Option<i32> {
+        let holder = self.holder()?;
+        let supervisor = holder.supervisor?;
+        (holder.boot_id == clock::boot_id()).then_some(supervisor.pid)
+    }
+
     /// The living supervisor that has it.
     pub fn held_by(&self) -> Option<Identity> {
         let holder = self.holder()?;

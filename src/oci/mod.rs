@@ -9,6 +9,9 @@ mod find;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs::DirBuilder;
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -41,6 +44,9 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 const OUTPUT_CAP: usize = 256 * 1024;
 /// The runtime's log in the bundle, where daemons and their tests look for it.
 const LOG: &str = "log.json";
+/// Directory in the bundle for what a verb needs for a moment: crun and runc mount their own executable in it. Killed in
+/// the middle they leave that mount; here the undo of the container finds it, in /tmp nobody would.
+pub const SCRATCH: &str = "runtime-tmp";
 
 /// One OCI runtime with its state directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -213,6 +219,12 @@ impl Runtime {
         let log = bundle.is_dir().then(|| bundle.join(LOG));
         let before = log.as_deref().map_or(0, failure::length);
         if let Some(log) = &log {
+            if let Some(scratch) = make_scratch(bundle) {
+                let names = ["TMPDIR", "_LIBCONTAINER_STATEDIR"];
+                helper
+                    .env
+                    .extend(names.map(|n| (n.into(), scratch.clone().into())));
+            }
             helper.args.extend(args(["--log"]));
             helper.args.push(log.into());
             helper.args.extend(args(["--log-format", "json"]));
@@ -271,6 +283,15 @@ pub async fn features(reaper: &Reaper, binary: &Path) -> Result<Vec<u8>> {
         Kind::Unsupported,
         format!("run {} features: it printed no document", binary.display()),
     ))
+}
+
+/// None where it cannot be made: the runtime uses /tmp then.
+fn make_scratch(bundle: &Path) -> Option<PathBuf> {
+    let path = bundle.join(SCRATCH);
+    match DirBuilder::new().mode(0o700).create(&path) {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => None,
+        _ => Some(path),
+    }
 }
 
 /// PATH (hooks are found by it) and nothing else: a NOTIFY_SOCKET or a LISTEN_FDS of our own would be taken by the

@@ -9,6 +9,8 @@ mod network;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use super::history::{Event, ROLL_BACK};
 use super::join::Job;
 use super::journal::files_dir;
@@ -23,10 +25,11 @@ use crate::network::userns;
 use crate::process::Child;
 use crate::undo::Report;
 
-/// How long a roll-back holds up the next try of the same pod.
-const ROLL_BACK_BUDGET: Duration = Duration::from_secs(90);
+/// How long what an earlier try may have left holds up the next one.
+const LEFT_OVER_BUDGET: Duration = Duration::from_secs(90);
 
-/// How long a roll-back may go on when a stop is waiting: long enough for a DEL that works to end, and be the only one.
+/// How long a try of a roll-back may go on when a stop is waiting: long enough for a DEL that works to end, and be the only
+/// one.
 const OVERTAKEN_GRACE: Duration = Duration::from_secs(5);
 
 impl Pod {
@@ -91,7 +94,7 @@ impl Pod {
         let _reporting = self.report();
         let _work = self.shared.work.lock().await;
         let result = match self.is_current(&job) {
-            true => self.build_unless_cancelled(plan, &job).await,
+            true => self.build_unless_stopped(plan, &job).await,
             // Stopped, or shut down, while it waited for its turn.
             false => Err(stopping()),
         };
@@ -119,7 +122,7 @@ impl Pod {
                 tokio::select! {
                     () = self.roll_back() => {}
                     // A stop has limits of its own and begins where this was dropped; a DEL killed half-way is sent again.
-                    () = overtaken(&job) => {}
+                    () = self.overtaken(&job) => {}
                 }
             }
         }
@@ -131,13 +134,14 @@ impl Pod {
         matches!(phase, Phase::Starting(current) if current.is(job)) && !job.is_cancelled()
     }
 
-    async fn build_unless_cancelled(&self, plan: Arc<Plan>, job: &Job) -> Result<Child> {
+    async fn build_unless_stopped(&self, plan: Arc<Plan>, job: &Job) -> Result<Child> {
         let pod = self.clone();
         // A task of its own, so that a panic is an error and not the end of the job.
         let mut building = tokio::spawn(async move { pod.build(&plan).await });
         tokio::select! {
             built = &mut building => return built.unwrap_or_else(|e| Err(panicked(&e))),
             () = job.cancelled() => {}
+            () = job.unclaimed(), if !self.config().parking.enabled => {}
         }
         // Dropping the build kills a plugin at work (its helper's process group); DEL is owed by the record. Waited for:
         // until it is dropped it holds the lock of the network's record.
@@ -169,9 +173,7 @@ impl Pod {
             claimed
         };
         if !claimed {
-            self.shared
-                .journal
-                .happened(Event::Parked, "", None, false);
+            self.shared.journal.happened(Event::Parked, "", None, false);
         }
         self.count_created(if claimed { "committed" } else { "parked" });
         self.shared.journal.note(|r| {
@@ -188,32 +190,36 @@ impl Pod {
         }
     }
 
+    /// For as long as it takes: the pod's key is held meanwhile, and who asks for it is told what is in the way. What
+    /// keeps failing is tried again after at most a minute, at once when the pod is stopped or removed.
     async fn roll_back(&self) {
         failpoint::pass("roll-back.before");
         self.shared.journal.note_stage(ROLL_BACK, false);
-        let report = self.undo_creation().await;
+        self.undo_creation(Duration::MAX).await;
         self.shared.journal.end_stage(None);
-        for (step, error) in &report.owed {
-            tracing::error!(step, %error, "undo is still owed");
-        }
         let mut inner = self.lock();
         if matches!(inner.phase, Phase::Starting(_)) {
             // The request is still on record: the next StartSandbox may try again.
             inner.phase = Phase::Created;
         }
-        drop(inner);
-        self.retry_network();
     }
 
-    async fn undo_creation(&self) -> Report {
+    async fn undo_creation(&self, budget: Duration) -> Report {
         teardown::undo(
             self.config(),
             &self.shared.reaper,
             &self.shared.journal,
             Scope::creation(),
-            patience(ROLL_BACK_BUDGET),
+            patience(budget),
+            &self.shared.undoing,
         )
         .await
+    }
+
+    /// Resolves when somebody else wants to undo the pod, and no try that may still work is cut short by it.
+    async fn overtaken(&self, job: &Job) {
+        job.cancelled().await;
+        let _ = timeout(OVERTAKEN_GRACE, self.shared.undoing.idle()).await;
     }
 
     async fn build(&self, plan: &Plan) -> Result<Child> {
@@ -226,7 +232,7 @@ impl Pod {
         if journal.with(|r| r.effects.owe_creation()) {
             // An earlier try that could not be rolled back whole: a second one on top would lose track of the first.
             journal.begin_stage(ROLL_BACK, false)?;
-            teardown::verdict(&self.undo_creation().await)?;
+            teardown::verdict(&self.undo_creation(LEFT_OVER_BUDGET).await)?;
             journal.end_stage(None);
         }
         journal.note(|r| r.infra = None);
@@ -246,7 +252,7 @@ impl Pod {
             }
         }
         if let (true, Namespace::Path(path)) = (owns_user(plan), &spec.network) {
-            // Made with the netns, which it owns.
+            // Pinned with the netns, which it owns.
             spec.user = Namespace::Path(userns::user_path(path));
             spec.uid_mappings.clear();
             spec.gid_mappings.clear();
@@ -266,15 +272,9 @@ fn told_as(error: &Error) -> Kind {
     }
 }
 
-/// A new user namespace of the pod's, and a netns of ours that it has to own.
+/// A user namespace of the pod's, and a netns of ours that it has to own.
 fn owns_user(plan: &Plan) -> bool {
-    plan.owns_network() && plan.infra.user == Namespace::New
-}
-
-/// Resolves when somebody has been waiting for the job to stop for some time.
-async fn overtaken(job: &Job) {
-    job.cancelled().await;
-    tokio::time::sleep(OVERTAKEN_GRACE).await;
+    plan.owns_network() && plan.infra.user != Namespace::Host
 }
 
 fn stopping() -> Error {

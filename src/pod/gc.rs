@@ -19,6 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::network::{self, Debt, Holder, NetworkRecord, netns};
 use crate::process::Reaper;
+use crate::undo::together;
 
 /// A directory without a journal that is younger than this may belong to a pod that is just being made.
 const YOUNG: Duration = Duration::from_secs(60);
@@ -28,6 +29,9 @@ const HEAD_START: Duration = Duration::from_secs(1);
 
 /// How long a plugin's process may take to end after SIGKILL.
 const ORPHAN_LIMIT: Duration = Duration::from_secs(5);
+
+/// Pods that are undone side by side: one that is stuck delays no other.
+pub const AT_ONCE: usize = 16;
 
 /// Where links for iproute2 are.
 const LINKS: &str = "/run/netns";
@@ -168,7 +172,8 @@ pub async fn settle(config: &Config, reaper: &Reaper, record: &NetworkRecord) ->
         .filter(|h| record.owes_del() && !h.sandbox_id.is_empty())
     {
         // What a plugin has started may go on attaching the pod after its supervisor's death.
-        network::kill_orphans(&holder.sandbox_id, &holder.netns, None, ORPHAN_LIMIT).await?;
+        let session = record.last_session();
+        network::kill_orphans(&holder.sandbox_id, &holder.netns, session, ORPHAN_LIMIT).await?;
     }
     failpoint::hit("gc.settle.before")?;
     network::del(config, reaper, record, config.del_timeout())
@@ -190,16 +195,20 @@ pub fn clear(config: &Config, record: &NetworkRecord) -> Result<()> {
 /// it is due. Costs the listing of one directory when there is none.
 pub async fn retry_due(config: &Config, reaper: &Reaper) {
     tokio::time::sleep(HEAD_START).await;
-    for owed in owed(config) {
-        if !wait_until_due(&owed.record).await || owed.record.is_held() {
-            continue;
-        }
-        match settle(config, reaper, &owed.record).await {
-            Ok(()) => tracing::info!(step = "cni-del", pod = owed.id, "owed network cleaned up"),
-            Err(error) => {
-                let tries = owed.record.debt().map_or(0, |d| d.tries);
-                tracing::warn!(step = "cni-del", pod = owed.id, tries, %error, "owed network not cleaned up");
-            }
+    let tries = owed(config).into_iter();
+    let tries = tries.map(|owed| Box::pin(async move { retry(config, reaper, &owed).await }));
+    together(tries.collect(), AT_ONCE).await;
+}
+
+async fn retry(config: &Config, reaper: &Reaper, owed: &OwedNetwork) {
+    if !wait_until_due(&owed.record).await || owed.record.is_held() {
+        return;
+    }
+    match settle(config, reaper, &owed.record).await {
+        Ok(()) => tracing::info!(step = "cni-del", pod = owed.id, "owed network cleaned up"),
+        Err(error) => {
+            let tries = owed.record.debt().map_or(0, |d| d.tries);
+            tracing::warn!(step = "cni-del", pod = owed.id, tries, %error, "owed network not cleaned up");
         }
     }
 }

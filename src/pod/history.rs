@@ -211,7 +211,10 @@ mod tests {
         record.remember(moment(Event::Undo, "cni-del"));
         assert!(record.undo_step().is_some());
         record.remember(moment(Event::Undo, "netns"));
-        let open = record.history.iter().filter(|m| m.took_us.is_none() && m.event == Event::Undo);
+        let open = record
+            .history
+            .iter()
+            .filter(|m| m.took_us.is_none() && m.event == Event::Undo);
         assert_eq!(open.count(), 1);
     }
 

@@ -1,4 +1,4 @@
-//! Who goes on retrying a DEL that fails: the supervisor while its pod is there, and as a *keeper* after that.
+//! Who goes on retrying an undo that fails: the supervisor while its pod is there, and as a *keeper* of its DEL after that.
 //!
 //! A keeper is a supervisor whose pod was shut down with a DEL still owed: its socket is gone, its journal too, it only
 //! waits and retries, for `cni.keeper_time`; what is owed then is left to `podvisor gc` and to the next supervisor that
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
+use super::record::{Effect, Record};
 use super::teardown::{self, Scope};
 use super::{Phase, Pod, gc, patience};
 use crate::failpoint;
@@ -20,28 +21,31 @@ use crate::process::Identity;
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Pod {
-    /// Retries in the background what stop, roll-back or the death of the infra process could not finish, until it is
-    /// done or the pod is made again or shut down.
-    pub(super) fn retry_network(&self) {
-        if !self.network_record().owes_del() || self.shared.retrying.swap(true, Ordering::Relaxed) {
+    /// Retries in the background what stop or the death of the infra process could not finish, until it is done or the
+    /// pod is made again or shut down.
+    pub(super) fn retry_undo(&self) {
+        if !self.owes_undo() || self.shared.retrying.swap(true, Ordering::Relaxed) {
             return;
         }
         let pod = self.clone();
         tokio::spawn(async move {
             let mut pause = FIRST_PAUSE;
-            while pod.has_pending_network() {
+            while pod.owes_undo() {
                 sleep(pause).await;
                 let _work = pod.shared.work.lock().await;
                 // Stopped, or made again, while we waited for our turn?
-                if !pod.has_pending_network() {
+                if !pod.owes_undo() {
                     break;
                 }
-                if matches!(pod.lock().phase, Phase::Starting(_)) {
-                    continue;
-                }
+                let scope = match pod.lock().phase {
+                    Phase::Starting(_) => continue,
+                    Phase::Stopping | Phase::Stopped => Scope::pod(),
+                    _ => Scope::creation(),
+                };
                 let once = patience(Duration::ZERO);
                 let (config, reaper) = (pod.config(), &pod.shared.reaper);
-                teardown::undo(config, reaper, &pod.shared.journal, Scope::creation(), once).await;
+                let (journal, undoing) = (&pod.shared.journal, &pod.shared.undoing);
+                teardown::undo(config, reaper, journal, scope, once, undoing).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
             pod.shared.retrying.store(false, Ordering::Relaxed);
@@ -71,11 +75,21 @@ impl Pod {
         }
     }
 
-    fn has_pending_network(&self) -> bool {
-        !matches!(
-            self.lock().phase,
-            Phase::Ending | Phase::Ready | Phase::Parked
-        ) && self.network_record().owes_del()
+    /// Something is left of a pod that nobody wants: a DEL, or, of one that was stopped, anything that is not undone yet.
+    fn owes_undo(&self) -> bool {
+        let phase = self.lock().phase.clone();
+        let left = |r: &Record| {
+            let e = &r.effects;
+            // Of the DEL the record on disk tells: somebody else may have sent it.
+            [e.infra, e.cgroup, e.netns, e.files]
+                .iter()
+                .any(|effect| *effect != Effect::None)
+        };
+        match phase {
+            Phase::Ending | Phase::Ready | Phase::Parked => false,
+            Phase::Stopping | Phase::Stopped if self.shared.journal.with(left) => true,
+            _ => self.network_record().owes_del(),
+        }
     }
 
     /// What is written beside the network's markers before anything of it exists.

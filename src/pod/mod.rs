@@ -36,7 +36,7 @@ use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::network::NetworkRecord;
 use crate::process::{Identity, Reaper};
-use crate::undo::Patience;
+use crate::undo::{Patience, Progress};
 use protobuf::well_known_types::any::Any;
 
 pub use self::info::Status;
@@ -91,7 +91,9 @@ struct Shared {
     ended: watch::Sender<bool>,
     /// The process itself has to go: SIGTERM.
     quit: watch::Sender<bool>,
-    /// A task that retries the network's clean-up is at work.
+    /// What the undo under way is at.
+    undoing: Progress,
+    /// A task that retries what a stop or the infra process' end has left is at work.
     retrying: AtomicBool,
     /// Containers being created right now: they are not listed yet, but the supervisor must not leave under them.
     creating: AtomicUsize,
@@ -163,6 +165,7 @@ impl Pod {
             exit: watch::channel(None).0,
             ended: watch::channel(false).0,
             quit: watch::channel(false).0,
+            undoing: Progress::default(),
             retrying: AtomicBool::new(false),
             creating: AtomicUsize::new(0),
         };
@@ -318,8 +321,10 @@ impl Pod {
             .next()
             .unwrap_or_default()
             .to_lowercase();
+        let undoing = self.shared.undoing.now();
+        let undoing = undoing.map_or_else(String::new, |now| format!(" undoing=\"{now}\""));
         format!(
-            "key={} phase={phase} stage={} stage_age={:.1}s age={:.1}s waiters={} working={} containers={}",
+            "key={} phase={phase} stage={} stage_age={:.1}s age={:.1}s waiters={} working={} containers={}{undoing}",
             self.key(),
             told::step(&at),
             at.stage_age.as_secs_f64(),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::record::{Effect, State};
 use super::teardown::{self, Scope, is_network};
@@ -10,16 +10,14 @@ use super::{Phase, Pod, patience};
 use crate::container::Status;
 use crate::error::Result;
 use crate::failpoint;
+use crate::network::{FIRST_PAUSE, LONGEST_PAUSE};
+use crate::undo::Report;
 
 /// Grace of containers when the caller names none: what container tools give.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
 /// How long StopSandbox goes on retrying a step that fails before it says "pending".
 const STOP_BUDGET: Duration = Duration::from_secs(5);
-
-/// How long ShutdownSandbox' detached work goes on with what only the journal knows of. A DEL that fails does not hold
-/// it up: that stays on the network's record, and with the keeper.
-const SHUTDOWN_BUDGET: Duration = Duration::from_secs(60);
 
 /// How long the exit of a process that is gone may take to come from the reaper.
 const EXIT_LIMIT: Duration = Duration::from_secs(1);
@@ -32,6 +30,7 @@ impl Pod {
     pub async fn stop(&self, id: &str, grace: Option<Duration>) -> Result<()> {
         self.check_sandbox(id)?;
         self.cancel_creation();
+        self.shared.undoing.hurry();
         let grace = grace.unwrap_or(DEFAULT_GRACE);
         self.shared.containers.shorten_grace(grace);
         let _work = self.shared.work.lock().await;
@@ -53,7 +52,7 @@ impl Pod {
         failpoint::pass("stop.record.before");
         self.shared.journal.note(|r| r.state = State::Stopped);
         failpoint::pass("stop.record.after");
-        self.retry_network();
+        self.retry_undo();
         result
     }
 
@@ -63,6 +62,7 @@ impl Pod {
     pub async fn shutdown(&self, id: &str) -> Result<()> {
         self.check_id(id)?;
         self.cancel_creation();
+        self.shared.undoing.hurry();
         self.shared.containers.shorten_grace(Duration::ZERO);
         self.end(Duration::ZERO, || true).await
     }
@@ -132,7 +132,7 @@ impl Pod {
         if let Err(error) = self.stop_everything(Duration::from_secs(2)).await {
             tracing::error!(%error, "clean up after the infra process");
         }
-        self.retry_network();
+        self.retry_undo();
     }
 
     async fn stop_everything(&self, grace: Duration) -> Result<()> {
@@ -148,6 +148,7 @@ impl Pod {
             &self.shared.journal,
             Scope::pod(),
             patience(STOP_BUDGET),
+            &self.shared.undoing,
         )
         .await;
         stopped.and_then(|()| teardown::verdict(&report))
@@ -158,21 +159,12 @@ impl Pod {
         if let Err(error) = self.shared.containers.stop_all(grace, true).await {
             tracing::error!(%error, "stop and delete containers");
         }
-        let (config, journal) = (self.config(), &self.shared.journal);
+        let journal = &self.shared.journal;
         // The supervisor's own view of what is left: a container that could not be deleted is undone from its record.
         let left = journal.with(|r| r.containers.values().any(|c| c.status != Status::Stopped));
         let mut scope = Scope::everything();
         scope.containers = left || !journal.with(|r| r.containers.is_empty());
-        let reaper = &self.shared.reaper;
-        let mut report =
-            teardown::undo(config, reaper, journal, scope, patience(Duration::ZERO)).await;
-        if !report.owed.iter().all(|(step, _)| is_network(step)) {
-            scope.network = false;
-            let again =
-                teardown::undo(config, reaper, journal, scope, patience(SHUTDOWN_BUDGET)).await;
-            report.owed.retain(|(step, _)| is_network(step));
-            report.owed.extend(again.owed);
-        }
+        let report = self.undo_to_the_end(scope).await;
         self.end_exit().await;
         for (step, error) in &report.owed {
             tracing::error!(step, %error, "undo is still owed");
@@ -199,6 +191,37 @@ impl Pod {
             ));
         });
         teardown::verdict(&report)
+    }
+
+    /// A DEL that fails holds nobody up: it stays on the network's record, and with the keeper. What only the journal knows
+    /// of is tried for as long as a keeper stays; after that it is on record for `podvisor gc`, `rm` and `delete`.
+    async fn undo_to_the_end(&self, scope: Scope) -> Report {
+        let (journal, undoing) = (&self.shared.journal, &self.shared.undoing);
+        let end = Instant::now() + self.config().keeper_time();
+        let mut quit = self.shared.quit.subscribe();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let once = patience(Duration::ZERO);
+            let (config, reaper) = (self.config(), &self.shared.reaper);
+            let report = teardown::undo(config, reaper, journal, scope, once, undoing).await;
+            let failing = report.owed.iter().find(|(step, _)| !is_network(step));
+            let Some((step, error)) = failing.filter(|_| Instant::now() + pause < end) else {
+                return report;
+            };
+            journal.note(|r| {
+                r.state = State::NotReady;
+                r.reason = Some(format!("being removed, {step} fails: {error}"));
+            });
+            let hurried = tokio::select! {
+                hurried = undoing.pause(pause) => hurried,
+                _ = quit.wait_for(|q| *q) => return report,
+            };
+            pause = if hurried {
+                FIRST_PAUSE
+            } else {
+                (pause * 2).min(LONGEST_PAUSE)
+            };
+        }
     }
 
     fn cancel_creation(&self) {

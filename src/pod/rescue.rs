@@ -26,6 +26,7 @@ use crate::mount;
 use crate::network::{self, NetworkRecord, netns};
 use crate::process::{Identity, Reaper};
 use crate::sys::socket::is_live;
+use crate::undo::Progress;
 
 /// An exit status that nobody recorded: explicit, never an invented 0.
 const UNKNOWN: u32 = 255;
@@ -106,7 +107,8 @@ async fn rescue_pod(
     }
     let (namespace, id) = (record.namespace.clone(), record.id.clone());
     if record.network.ours {
-        let supervisor = record.supervisor.map(|s| s.pid);
+        let this_boot = record.boot_id == clock::boot_id();
+        let supervisor = record.supervisor.filter(|_| this_boot).map(|s| s.pid);
         kill_plugins(config, &namespace, &id, supervisor).await?;
     }
     let journal = Journal::new(dir.to_owned(), record);
@@ -117,6 +119,7 @@ async fn rescue_pod(
         &journal,
         Scope::everything(),
         patience(budget),
+        &Progress::default(),
     )
     .await;
     failpoint::hit("rescue.network.before")?;
@@ -206,6 +209,7 @@ fn remove_runtime_state(config: &Config, namespace: &str, bundle: &Path) -> Resu
         return Ok(());
     };
     let state = config.oci_root().join(namespace).join(id);
+    mount::unmount_tree(&state)?;
     match fs::remove_dir_all(&state) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             Err(Error::io(format!("remove {}", state.display()), e))
@@ -216,8 +220,9 @@ fn remove_runtime_state(config: &Config, namespace: &str, bundle: &Path) -> Resu
 
 /// DEL where the record on disk owes one, then the netns by its name.
 async fn undo_network(config: &Config, reaper: &Reaper, namespace: &str, id: &str) -> Result<()> {
-    kill_plugins(config, namespace, id, None).await?;
-    gc::settle(config, reaper, &NetworkRecord::at(config, namespace, id)).await
+    let record = NetworkRecord::at(config, namespace, id);
+    kill_plugins(config, namespace, id, record.last_session()).await?;
+    gc::settle(config, reaper, &record).await
 }
 
 /// What is left of a plugin that was at work when the supervisor was killed must not work on beside the DEL.

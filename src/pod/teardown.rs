@@ -16,7 +16,7 @@ use crate::failpoint;
 use crate::infra::PodFiles;
 use crate::network::{self, NetworkRecord, netns};
 use crate::process::Reaper;
-use crate::undo::{Patience, Report, Step, Work, unwind};
+use crate::undo::{Patience, Progress, Report, Step, Work, unwind};
 
 /// A process that was sent SIGKILL is given this long; more means that it hangs in the kernel.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
@@ -88,6 +88,7 @@ pub(super) async fn undo(
     journal: &Journal,
     scope: Scope,
     patience: Patience,
+    progress: &Progress,
 ) -> Report {
     let record = journal.read();
     let disk = NetworkRecord::at(config, &record.namespace, &record.id);
@@ -136,7 +137,7 @@ pub(super) async fn undo(
         steps.push(step("files", &["containers"], KILL_LIMIT, run));
     }
     let steps = steps.into_iter().map(|s| on_record(journal, s)).collect();
-    unwind(steps, patience).await
+    unwind(steps, patience, progress).await
 }
 
 /// Each try of the step is in the pod's history, with its time and its error.

@@ -94,13 +94,16 @@ impl Pod {
     /// To a request that finds an earlier try being undone.
     pub(super) fn rolling_back(&self) -> Error {
         let at = self.shared.journal.progress();
-        let step = step(&at);
+        let (now, step) = (self.shared.undoing.now(), step(&at));
+        let doing = now.map_or_else(
+            || format!("step {step}, since {:.1} s", at.stage_age.as_secs_f64()),
+            |now| now.to_string(),
+        );
         self.told(
             Kind::Busy,
             &format!(
-                "an earlier try failed and is being rolled back in supervisor {} (step {step}, {:.1} s); try again",
+                "an earlier try failed and is being rolled back ({doing}) in supervisor {}; ask again, or remove the pod",
                 std::process::id(),
-                at.stage_age.as_secs_f64()
             ),
         )
     }

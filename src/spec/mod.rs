@@ -23,6 +23,17 @@ pub const FILE: &str = "config.json";
 /// Largest spec read, bytes. Real ones are 10 to 100 kB; the bound keeps a wrong file out of memory.
 const MAX_SIZE: u64 = 16 << 20;
 
+/// `size` ids from `container_id` inside are those from `host_id` outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdRange {
+    /// First id inside.
+    pub container_id: u32,
+    /// First id outside.
+    pub host_id: u32,
+    /// How many.
+    pub size: u32,
+}
+
 /// `config.json` as JSON, unknown fields kept and order preserved.
 #[derive(Clone, Debug)]
 pub struct Spec {
@@ -154,6 +165,41 @@ impl Spec {
         self.namespaces()
             .iter()
             .any(|(kind, path)| kind == "pid" && path.is_none())
+    }
+
+    /// `linux.uidMappings`.
+    ///
+    /// # Errors
+    /// Invalid when one of them is no range of three numbers.
+    pub fn uid_mappings(&self) -> Result<Vec<IdRange>> {
+        self.mappings("/linux/uidMappings")
+    }
+
+    /// `linux.gidMappings`; the same.
+    pub fn gid_mappings(&self) -> Result<Vec<IdRange>> {
+        self.mappings("/linux/gidMappings")
+    }
+
+    fn mappings(&self, pointer: &str) -> Result<Vec<IdRange>> {
+        let parse = |value: &Value| {
+            let number = |key: &str| value.get(key)?.as_u64()?.try_into().ok();
+            Some(IdRange {
+                container_id: number("containerID")?,
+                host_id: number("hostID")?,
+                size: number("size")?,
+            })
+        };
+        let all = self.list(pointer).iter().map(parse);
+        all.collect::<Option<_>>().ok_or_else(|| {
+            let why = "each entry needs containerID, hostID and size, numbers of 32 bits";
+            Error::new(
+                Kind::Invalid,
+                format!(
+                    "read {} of the OCI spec: {why}",
+                    &pointer[1..].replace('/', ".")
+                ),
+            )
+        })
     }
 
     /// `linux.cgroupsPath`, if it says something.

@@ -66,9 +66,16 @@ unsafe fn split(parent: i32, group: i32, arguments: (usize, usize)) -> io::Resul
     // SAFETY: system calls on integers and locals.
     unsafe {
         let own = libc::getpid();
+        // Before the clone, all of it: from the program's first moment on there is a guard that can be told by its name
+        // and is told of our death. Until it execs the program bears the name, too.
+        show_name(arguments);
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-        // Before the clone: a SIGTERM from here on waits until the guard asks for it.
+        // A SIGTERM from here on waits until the guard asks for it.
         mask(libc::SIG_BLOCK, all());
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM, 0, 0, 0);
+        if libc::getppid() != parent {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
         match raw_clone(CloneFlags::empty()) {
             0 => {
                 mask(libc::SIG_UNBLOCK, all());
@@ -87,7 +94,7 @@ unsafe fn split(parent: i32, group: i32, arguments: (usize, usize)) -> io::Resul
                 }
                 Ok(())
             }
-            program if program > 0 => guard(program, parent, group, arguments),
+            program if program > 0 => guard(program, group),
             _ => {
                 let error = io::Error::last_os_error();
                 mask(libc::SIG_UNBLOCK, all());
@@ -98,7 +105,7 @@ unsafe fn split(parent: i32, group: i32, arguments: (usize, usize)) -> io::Resul
 }
 
 /// The guard's life.
-unsafe fn guard(program: i32, parent: i32, group: i32, arguments: (usize, usize)) -> ! {
+unsafe fn guard(program: i32, group: i32) -> ! {
     // SAFETY: system calls on integers and locals; every descriptor is only this process's own copy.
     unsafe {
         // Refused when the group is gone: with us, for we were in it.
@@ -106,11 +113,8 @@ unsafe fn guard(program: i32, parent: i32, group: i32, arguments: (usize, usize)
         if orphaned {
             libc::kill(program, libc::SIGKILL);
         }
-        show_name(arguments);
         // No second core file beside the program's when it ends as that did.
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM, 0, 0, 0);
-        let orphaned = orphaned || libc::getppid() != parent;
         super::fd::close_everything();
         let mut status = None;
         let mut told = orphaned;

@@ -1,17 +1,27 @@
 //! The stack of undos: newest first, dependents wait, independents go on, each try under its own clock.
 //!
-//! Promises: every step that may run is tried at least once, whatever else fails or hangs; what is not done in the end
-//! is reported by name with its error. Must never run under a request's deadline: a step's bound is its own.
+//! Promises: every step that may run is tried at least once, whatever else fails, hangs or panics; what is not done in
+//! the end is reported by name with its error. Must never run under a request's deadline: a step's bound is its own.
 
-use std::collections::HashSet;
+mod progress;
+mod together;
+
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, Kind, Result};
+
+pub use self::progress::{Progress, Undoing};
+pub use self::together::together;
+
+/// A try that takes longer than this holds up only those that depend on it.
+const TURN: Duration = Duration::from_secs(1);
 
 /// One try under way.
 pub type Work<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
@@ -44,7 +54,8 @@ impl fmt::Debug for Step<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// Stop starting further tries after this long; what is not done is reported as owed. The first try of a step that
-    /// may run is made in any case, so that one step that hangs does not keep the others from theirs.
+    /// may run is made in any case, so that one step that hangs does not keep the others from theirs. `Duration::MAX`:
+    /// for as long as it takes.
     pub budget: Duration,
     /// Between the first and the second try; doubled from try to try.
     pub first_delay: Duration,
@@ -61,133 +72,114 @@ pub struct Report {
     pub owed: Vec<(&'static str, Error)>,
 }
 
-/// Runs the steps in the order given (newest first): dependents wait, independents go on, each try has its own bound,
-/// tries of a failing step are spaced by a capped back-off, within the budget. A round tries every step that may run and
-/// whose pause is over; retries begin only after every such step had its first try.
-pub async fn unwind(steps: Vec<Step<'_>>, patience: Patience) -> Report {
-    let end = Instant::now() + patience.budget;
-    let mut open: Vec<Open<'_>> = steps
-        .into_iter()
-        .map(|step| Open::new(step, patience))
-        .collect();
-    let mut done = Vec::new();
-    loop {
-        round(&mut open, &mut done, end, patience).await;
-        match next_turn(&open) {
-            Turn::Now => {}
-            Turn::At(at) if at < end => sleep_until(at).await,
-            Turn::At(_) | Turn::Never => break,
-        }
-    }
-    let owed = open
-        .into_iter()
-        .map(|o| {
-            let waits = || {
-                Error::new(
-                    Kind::State,
-                    format!(
-                        "undo {}: it waits for {}",
-                        o.step.name,
-                        o.step.after.join(", ")
-                    ),
-                )
-            };
-            (o.step.name, o.failure.unwrap_or_else(waits))
-        })
-        .collect();
-    Report { done, owed }
-}
-
-/// When another round makes sense.
-enum Turn {
-    /// A step was freed by one that stands behind it in the list.
-    Now,
-    At(Instant),
-    Never,
-}
-
-fn next_turn(open: &[Open<'_>]) -> Turn {
-    let blocked = blocked(open);
-    let free = || open.iter().filter(|o| !blocked.contains(o.step.name));
-    if free().any(|o| o.next.is_none()) {
-        return Turn::Now;
-    }
-    free()
-        .filter_map(|o| o.next)
-        .min()
-        .map_or(Turn::Never, Turn::At)
-}
-
-/// A step that is not done.
-struct Open<'a> {
-    step: Step<'a>,
-    tries: u32,
-    delay: Duration,
-    /// When to try again; None before the first try.
-    next: Option<Instant>,
-    failure: Option<Error>,
-}
-
-impl<'a> Open<'a> {
-    fn new(step: Step<'a>, patience: Patience) -> Self {
-        Self {
-            step,
-            tries: 0,
-            delay: patience.first_delay,
-            next: None,
-            failure: None,
-        }
-    }
-
-    async fn attempt(&mut self, patience: Patience) -> bool {
-        let (name, limit) = (self.step.name, self.step.limit);
-        self.tries += 1;
-        let error = match timeout(limit, (self.step.run)()).await {
-            Ok(Ok(())) => return true,
-            Ok(Err(e)) if e.is_gone() => return true,
-            Ok(Err(e)) => e,
-            Err(_) => Error::new(
-                Kind::Deadline,
-                format!("undo {name}: not done within {:.1} s", limit.as_secs_f64()),
-            ),
-        };
-        tracing::warn!(step = name, tries = self.tries, %error, "undo failed");
-        self.failure = Some(error);
-        self.next = Some(Instant::now() + self.delay);
-        self.delay = (self.delay * 2).min(patience.max_delay);
-        false
+/// Runs the steps in the order given (newest first), one after the other as long as each ends soon. Dependents wait,
+/// independents go on beside one that fails or takes longer than a second; each try has its own bound, and tries of a
+/// failing step are spaced by a capped back-off, within the budget. `progress` tells of it, and hurries it.
+///
+/// Dropping it drops the tries under way; a later call with what is left goes on from there.
+pub async fn unwind(steps: Vec<Step<'_>>, patience: Patience, progress: &Progress) -> Report {
+    let end = Instant::now().checked_add(patience.budget);
+    progress.begin(steps.iter().map(|s| (s.name, s.after)));
+    let over = Over(progress);
+    let names: Vec<&'static str> = steps.iter().map(|s| s.name).collect();
+    let count = steps.len();
+    let runs = steps.into_iter().enumerate();
+    let runs = runs.map(|(at, step)| Box::pin(run(step, at, patience, end, progress)));
+    let ended = together(runs.collect(), count).await;
+    let owed = names.into_iter().zip(ended);
+    let owed = owed.filter_map(|(name, ended)| Some((name, ended.err()?)));
+    Report {
+        owed: owed.collect(),
+        done: over.done(),
     }
 }
 
-/// Tries, in order, what may run now. A step that becomes free in this round has its turn in it.
-async fn round(
-    open: &mut Vec<Open<'_>>,
-    done: &mut Vec<&'static str>,
-    end: Instant,
+/// One step to its end: done, or the error with which it was given up.
+async fn run(
+    mut step: Step<'_>,
+    at: usize,
     patience: Patience,
-) {
-    let mut at = 0;
-    while at < open.len() {
-        let waits = blocked(open).contains(open[at].step.name);
-        let now = Instant::now();
-        let due = open[at].next.is_none_or(|next| next <= now && now < end);
-        if !waits && due && open[at].attempt(patience).await {
-            done.push(open.remove(at).step.name);
-        } else {
-            at += 1;
+    end: Option<Instant>,
+    progress: &Progress,
+) -> Result<()> {
+    if !progress.turn(at).await {
+        progress.give_up(at);
+        return Err(Error::new(
+            Kind::State,
+            format!("undo {}: it waits for {}", step.name, step.after.join(", ")),
+        ));
+    }
+    let mut delay = patience.first_delay;
+    loop {
+        let hurries = progress.hurries();
+        let tries = progress.try_begins(at);
+        let error = match attempt(&mut step, at, progress).await {
+            Ok(()) => {
+                tracing::info!(step = step.name, tries, "undone");
+                progress.done(at);
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        tracing::warn!(step = step.name, tries, %error, "undo failed");
+        let next = Instant::now() + delay;
+        if end.is_some_and(|end| next >= end) {
+            progress.failed(at, &error, None);
+            return Err(error);
         }
+        progress.failed(at, &error, Some(next));
+        delay = match progress.pause_until(next, hurries).await {
+            true => patience.first_delay,
+            false => (delay * 2).min(patience.max_delay),
+        };
     }
 }
 
-/// Names of the steps that wait for one that is not done.
-fn blocked(open: &[Open<'_>]) -> HashSet<&'static str> {
-    let waits = |o: &&Open<'_>| {
-        o.step
-            .after
-            .iter()
-            .any(|name| open.iter().any(|other| other.step.name == *name))
+async fn attempt(step: &mut Step<'_>, at: usize, progress: &Progress) -> Result<()> {
+    let (name, limit) = (step.name, step.limit);
+    let mut work = pin!(timeout(limit, contained(name, (step.run)())));
+    let ended = tokio::select! {
+        biased;
+        ended = &mut work => ended,
+        () = sleep(TURN) => {
+            progress.is_slow(at);
+            work.await
+        }
     };
-    open.iter().filter(waits).map(|o| o.step.name).collect()
+    match ended {
+        Ok(Err(error)) if !error.is_gone() => Err(error),
+        Ok(_) => Ok(()),
+        Err(_) => Err(Error::new(
+            Kind::Deadline,
+            format!("undo {name}: not done within {:.1} s", limit.as_secs_f64()),
+        )),
+    }
+}
+
+/// A panic is a failed try of this step, and no end of the others.
+async fn contained(name: &'static str, mut work: Work<'_>) -> Result<()> {
+    poll_fn(|cx| {
+        catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx))).unwrap_or_else(|_| {
+            let text = format!("undo {name}: the try panicked; see the log");
+            Poll::Ready(Err(Error::new(Kind::Other, text)))
+        })
+    })
+    .await
+}
+
+/// Whoever drops an undo half-way leaves nothing that looks as if it were at work.
+struct Over<'a>(&'a Progress);
+
+impl Over<'_> {
+    fn done(self) -> Vec<&'static str> {
+        self.0.end()
+    }
+}
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 #[cfg(test)]

@@ -218,6 +218,16 @@ impl Probe {
         Self { runtime, client }
     }
 
+    /// `None`: nobody listens there any more.
+    pub fn try_connect(socket: &Path) -> Option<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let client = runtime.block_on(Client::connect(socket.to_str()?)).ok()?;
+        Some(Self { runtime, client })
+    }
+
     pub fn block<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }
@@ -255,6 +265,18 @@ impl Probe {
         let call = self.client.sandbox();
         self.call("start", call.start_sandbox(limit(deadline), &request))
             .map(|answer| answer.pid)
+    }
+
+    /// StartSandbox, and the connection is closed after `after`, answered or not.
+    pub fn start_or_hang_up(self, id: &str, after: Duration) {
+        let request = wire::StartSandboxRequest {
+            sandbox_id: id.into(),
+            ..Default::default()
+        };
+        let call = self.client.sandbox();
+        let _ = self.block(async {
+            tokio::time::timeout(after, call.start_sandbox(limit(BOUND), &request)).await
+        });
     }
 
     /// StartSandbox, and the connection is closed after `after` with the request unanswered.

@@ -197,7 +197,12 @@ fn kills(set: &Set, cycles: u64) {
             up += u64::from(by_command(&name, &rootfs, kind, plugins, pauses));
         }
         eventually(BOUND, &format!("{what}: no lease is left"), || {
-            leases("pods").is_empty().then_some(())
+            let left = leases("pods");
+            for name in &left {
+                let text = fs::read_to_string(Path::new("/var/lib/cni/networks/pods").join(name));
+                println!("{what}: {name} has {text:?}");
+            }
+            left.is_empty().then_some(())
         });
     }
     // Neither all nor none: then the moments would be no test.

@@ -167,27 +167,25 @@ fn crio_06_that_failure_is_not_sent_before_the_deadline_30_s_slow() {
 #[ignore = "four minutes; scripts/test --slow"]
 fn crio_07_a_waiter_without_a_deadline_ends_by_itself_slow() {
     let name = "checklist::crio_07_a_waiter_without_a_deadline_ends_by_itself_slow";
-    Sandbox::new(name)
-        .bound(Duration::from_secs(900))
-        .run(|| {
-            let plugin = rig::fake_network();
-            let gate = std::path::PathBuf::from("/run/gate");
-            plugin.on("ADD", &[Act::WaitFor(gate.clone())]);
-            let pod = Pod::create("p1");
-            let first = pod.probe().start("p1", SHORT).unwrap_err();
-            assert_eq!(first.kind(), Kind::Deadline);
-            let asked = Instant::now();
-            let waiter = pod.aside(|probe| start_without_deadline(probe, "p1"));
-            until_waiters(&pod, 1);
-            let told = waiter.join().unwrap().unwrap_err();
-            assert_eq!(told.kind(), Kind::Deadline, "{told}");
-            says(&told, &["still at stage cni-add"]);
-            let took = asked.elapsed();
-            assert!(took >= Duration::from_secs(239), "{took:?}");
-            std::fs::write(gate, "").unwrap();
-            until(&pod, State::Parked);
-            pod.end();
-        });
+    Sandbox::new(name).bound(Duration::from_secs(900)).run(|| {
+        let plugin = rig::fake_network();
+        let gate = std::path::PathBuf::from("/run/gate");
+        plugin.on("ADD", &[Act::WaitFor(gate.clone())]);
+        let pod = Pod::create("p1");
+        let first = pod.probe().start("p1", SHORT).unwrap_err();
+        assert_eq!(first.kind(), Kind::Deadline);
+        let asked = Instant::now();
+        let waiter = pod.aside(|probe| start_without_deadline(probe, "p1"));
+        until_waiters(&pod, 1);
+        let told = waiter.join().unwrap().unwrap_err();
+        assert_eq!(told.kind(), Kind::Deadline, "{told}");
+        says(&told, &["still at stage cni-add"]);
+        let took = asked.elapsed();
+        assert!(took >= Duration::from_secs(239), "{took:?}");
+        std::fs::write(gate, "").unwrap();
+        until(&pod, State::Parked);
+        pod.end();
+    });
 }
 
 fn start_without_deadline(probe: &rig::Probe, id: &str) -> podvisor::error::Result<u32> {
@@ -279,7 +277,9 @@ fn crio_10_a_failure_wakes_all_waiters_with_its_cause() {
             }
             assert!(opened.elapsed() < BOUND / 2, "held until the deadline");
             // And afterwards one of them starts anew.
-            eventually(BOUND, "the next try", || pod.probe().start("p1", BOUND).ok());
+            eventually(BOUND, "the next try", || {
+                pod.probe().start("p1", BOUND).ok()
+            });
             pod.end();
             machine.chains(2, 2);
         },

@@ -98,8 +98,18 @@ fn crio_14_another_spec_for_the_same_name_is_refused_naming_both_digests() {
                 let told = pod.probe().create("p1", &other).unwrap_err();
                 assert_eq!(told.kind(), Kind::Exists, "{told}");
                 let first = pod.record().unwrap().digest;
-                says(&told, &[&format!("made by request {}", &first[..12]), "this is request "]);
-                assert!(!told.to_string().contains(&format!("this is request {}", &first[..12])));
+                says(
+                    &told,
+                    &[
+                        &format!("made by request {}", &first[..12]),
+                        "this is request ",
+                    ],
+                );
+                assert!(
+                    !told
+                        .to_string()
+                        .contains(&format!("this is request {}", &first[..12]))
+                );
                 // The same request is not refused.
                 pod.probe().create("p1", &config("p1")).unwrap();
             }
@@ -167,11 +177,12 @@ fn crio_16_of_many_requests_at_once_one_makes_the_pod() {
         |machine| {
             let pod = Pod::launch("p1");
             let all: Vec<_> = (0..16)
-                .map(|_| {
-                    pod.aside(|probe| kit::retry(probe, "p1", &config("p1"), BOUND))
-                })
+                .map(|_| pod.aside(|probe| kit::retry(probe, "p1", &config("p1"), BOUND)))
                 .collect();
-            let mut pids: Vec<u32> = all.into_iter().map(|one| one.join().unwrap().unwrap()).collect();
+            let mut pids: Vec<u32> = all
+                .into_iter()
+                .map(|one| one.join().unwrap().unwrap())
+                .collect();
             pids.dedup();
             assert_eq!(pids.len(), 1, "{pids:?}");
             machine.chains(1, 0);
@@ -214,10 +225,17 @@ fn crio_17_nothing_remains_after_success_failure_expiry_duplicate_or_cancel() {
                     }
                 }
                 machine.is_clean();
-                assert_eq!(machine.plugin.count("ADD"), machine.plugin.count("DEL"), "{end}");
+                assert_eq!(
+                    machine.plugin.count("ADD"),
+                    machine.plugin.count("DEL"),
+                    "{end}"
+                );
             }
             for state in ["creating", "parked", "rolling_back"] {
-                assert_eq!(metric(&format!("podvisor_pods{{state=\"{state}\"}}")), Some(0.0));
+                assert_eq!(
+                    metric(&format!("podvisor_pods{{state=\"{state}\"}}")),
+                    Some(0.0)
+                );
             }
         },
     );
@@ -241,18 +259,26 @@ fn crio_18_deadline_and_disconnect_behave_alike() {
                     pod.probe().start(&id, SHORT).unwrap_err();
                 }
                 kit::stands_at(&pod, Delay::Plugin);
-                eventually(BOUND, "nobody waits", || (info(&pod)["waiters"] == 0).then_some(()));
+                eventually(BOUND, "nobody waits", || {
+                    (info(&pod)["waiters"] == 0).then_some(())
+                });
                 // A watcher that leaves in either way is no lease any more.
                 if hang_up {
                     pod.probe().start_and_hang_up(&id, SHORT);
                 } else {
                     pod.probe().start(&id, SHORT).unwrap_err();
                 }
-                eventually(BOUND, "nobody waits", || (info(&pod)["waiters"] == 0).then_some(()));
+                eventually(BOUND, "nobody waits", || {
+                    (info(&pod)["waiters"] == 0).then_some(())
+                });
                 machine.let_go(Delay::Plugin);
                 until(&pod, State::Parked);
                 let record = pod.record().unwrap();
-                found.push((record.state, record.ready_at, pod.probe().start(&id, BOUND).is_ok()));
+                found.push((
+                    record.state,
+                    record.ready_at,
+                    pod.probe().start(&id, BOUND).is_ok(),
+                ));
                 pod.end();
             }
             assert_eq!(found[0], found[1]);
@@ -271,12 +297,23 @@ fn crio_19_the_error_holds_cause_stage_age_name_and_holder() {
             let pod = Pod::create("p1");
             let told = pod.probe().start("p1", Duration::from_secs(5)).unwrap_err();
             let holder = format!("supervisor {}", pod.supervisor());
-            for part in ["p1", "apps/p1/uid-p1/0", "stage infra", "after ", "at this stage", &holder] {
+            for part in [
+                "p1",
+                "apps/p1/uid-p1/0",
+                "stage infra",
+                "after ",
+                "at this stage",
+                &holder,
+            ] {
                 says(&told, &[part]);
             }
             // How long it says is what has passed until now.
             let text = told.to_string();
-            let age = text.split("after ").nth(1).and_then(|t| t.split(' ').next()).unwrap();
+            let age = text
+                .split("after ")
+                .nth(1)
+                .and_then(|t| t.split(' ').next())
+                .unwrap();
             assert!(age.parse::<f64>().unwrap() >= 4.0, "{text}");
             machine.let_go(Delay::Infra);
             until(&pod, State::Parked);
@@ -324,7 +361,10 @@ fn crio_21_one_pod_whose_reaping_is_stuck_delays_no_other() {
             let gate = Path::new("/run/stuck").to_owned();
             machine.plugin.on("DEL", &[Act::WaitFor(gate.clone())]);
             let stuck = machine.parked("p1", Delay::Plugin);
-            let (holder, watched) = (stuck.supervisor(), stuck.record().unwrap().infra.unwrap().pid);
+            let (holder, watched) = (
+                stuck.supervisor(),
+                stuck.record().unwrap().infra.unwrap().pid,
+            );
             called(&machine.plugin, "DEL", 1);
             assert!(!alive(watched), "what can be undone is");
             let other = Pod::launch("p2");
@@ -360,8 +400,13 @@ fn crio_42_a_parked_pod_whose_record_cannot_be_read_is_shown_and_removed() {
             let journal = format!("/run/podvisor/default/{id}/journal.json");
             std::fs::write(&journal, "{\"version\": 1, ").unwrap();
             let shown = podvisor(&["ps", "-a"]).ok().stdout;
-            assert!(shown.contains("unrecovered") && shown.contains("web"), "{shown}");
-            podvisor(&["rm", "web"]).code_is(1).fails_with("podvisor rm -f web");
+            assert!(
+                shown.contains("unrecovered") && shown.contains("web"),
+                "{shown}"
+            );
+            podvisor(&["rm", "web"])
+                .code_is(1)
+                .fails_with("podvisor rm -f web");
             podvisor(&["rm", "-f", "web"]).ok();
             machine.is_clean();
             machine.chains(1, 1);
@@ -402,7 +447,10 @@ fn crio_44_a_pod_that_is_parked_rolling_back_or_failed_can_be_stopped_and_remove
         "checklist_ends::crio_44_a_pod_that_is_parked_rolling_back_or_failed_can_be_stopped_and_removed",
         "",
         |machine| {
-            for (n, state) in ["parked", "rolling_back", "not_ready", "creating"].iter().enumerate() {
+            for (n, state) in ["parked", "rolling_back", "not_ready", "creating"]
+                .iter()
+                .enumerate()
+            {
                 for by_stop in [true, false] {
                     let id = format!("p{n}{}", u8::from(by_stop));
                     let pod = in_state(machine, &id, state);
@@ -433,7 +481,9 @@ fn in_state(machine: &kit::Machine, id: &str, state: &str) -> Pod {
     machine.plugin.on("ADD", &[Act::AfterReal, Act::Exit(1)]);
     let pod = Pod::create(id);
     pod.probe().start(id, BOUND).unwrap_err();
-    eventually(BOUND, state, || (info(&pod)["activity"] == state).then_some(()));
+    eventually(BOUND, state, || {
+        (info(&pod)["activity"] == state).then_some(())
+    });
     pod
 }
 

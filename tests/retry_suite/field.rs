@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use crate::daemon::{Bundle, supervisor};
 use crate::kit::{
-    self, Delay, create, create_aside, inspect, listed, log_of, metric,
-    on_a_machine, says, until, until_listed,
+    self, Delay, create, create_aside, inspect, listed, log_of, metric, on_a_machine, says, until,
+    until_listed,
 };
 use crate::rig::{self, BOUND, Pod, called, config, gone, kill};
 use crate::support::bin::PODVISOR;
@@ -32,7 +32,10 @@ fn fl_001_retries_of_a_creation_that_times_out_join_it() {
                 let told = kit::retry(&pod.probe(), "p1", &config("p1"), Duration::from_secs(4))
                     .unwrap_err();
                 assert_eq!(told.kind(), Kind::Deadline);
-                says(&told, &["cni-add", "apps/p1/uid-p1/0", "after ", "ask again"]);
+                says(
+                    &told,
+                    &["cni-add", "apps/p1/uid-p1/0", "after ", "ask again"],
+                );
                 assert!(!told.to_string().contains("reserved"), "{told}");
             }
             machine.let_go(Delay::Plugin);
@@ -47,47 +50,66 @@ fn fl_001_retries_of_a_creation_that_times_out_join_it() {
 /// A creation that finishes after its client has gone is given to the retry: same id, same address.
 #[test]
 fn fl_002_finished_work_is_not_thrown_away() {
-    on_a_machine("field::fl_002_finished_work_is_not_thrown_away", "", |machine| {
-        machine.hold(Delay::Plugin);
-        podvisor(&create("1s")).code_is(125);
-        machine.let_go(Delay::Plugin);
-        until_listed("parked");
-        let before = listed()[0].clone();
-        podvisor(&create("1m")).ok();
-        let after = listed()[0].clone();
-        assert_eq!((&after["id"], &after["ips"]), (&before["id"], &before["ips"]));
-        assert_eq!(after["ips"].as_array().unwrap().len(), 1);
-        podvisor(&["rm", "-f", "web"]).ok();
-        machine.chains(1, 1);
-    });
+    on_a_machine(
+        "field::fl_002_finished_work_is_not_thrown_away",
+        "",
+        |machine| {
+            machine.hold(Delay::Plugin);
+            podvisor(&create("1s")).code_is(125);
+            machine.let_go(Delay::Plugin);
+            until_listed("parked");
+            let before = listed()[0].clone();
+            podvisor(&create("1m")).ok();
+            let after = listed()[0].clone();
+            assert_eq!(
+                (&after["id"], &after["ips"]),
+                (&before["id"], &before["ips"])
+            );
+            assert_eq!(after["ips"].as_array().unwrap().len(), 1);
+            podvisor(&["rm", "-f", "web"]).ok();
+            machine.chains(1, 1);
+        },
+    );
 }
 
 /// Wherever a creation stands, error, log and metric name the stage and the age, and never only "reserved".
 #[test]
 fn fl_003_what_a_creation_waits_for_is_seen() {
-    on_a_machine("field::fl_003_what_a_creation_waits_for_is_seen", "", |machine| {
-        for at in [Delay::Plugin, Delay::Infra] {
-            machine.hold(at);
-            podvisor(&create("1s")).code_is(125);
-            let id = listed()[0]["id"].as_str().unwrap().to_owned();
-            let told = podvisor(&create("2s")).code_is(125).stderr;
-            let stage = format!("still at stage {} after ", at.stage());
-            assert!(told.contains(&stage) && !told.contains("reserved"), "{told}");
-            let log = log_of(&id);
-            let line = log.lines().find(|l| l.contains("a request joins")).unwrap();
-            for part in [&format!("stage={}", at.stage())[..], "age_us=", "key=", "waiters="] {
-                assert!(line.contains(part), "{part} in {line}");
+    on_a_machine(
+        "field::fl_003_what_a_creation_waits_for_is_seen",
+        "",
+        |machine| {
+            for at in [Delay::Plugin, Delay::Infra] {
+                machine.hold(at);
+                podvisor(&create("1s")).code_is(125);
+                let id = listed()[0]["id"].as_str().unwrap().to_owned();
+                let told = podvisor(&create("2s")).code_is(125).stderr;
+                let stage = format!("still at stage {} after ", at.stage());
+                assert!(
+                    told.contains(&stage) && !told.contains("reserved"),
+                    "{told}"
+                );
+                let log = log_of(&id);
+                let line = log.lines().find(|l| l.contains("a request joins")).unwrap();
+                for part in [
+                    &format!("stage={}", at.stage())[..],
+                    "age_us=",
+                    "key=",
+                    "waiters=",
+                ] {
+                    assert!(line.contains(part), "{part} in {line}");
+                }
+                let sample = format!(
+                    "podvisor_stalled_at_stage_total{{kind=\"pod\",stage=\"{}\"}}",
+                    at.stage()
+                );
+                assert!(metric(&sample) >= Some(1.0));
+                machine.let_go(at);
+                podvisor(&["rm", "-f", "web"]).ok();
+                machine.plugin.on("ADD", &[]);
             }
-            let sample = format!(
-                "podvisor_stalled_at_stage_total{{kind=\"pod\",stage=\"{}\"}}",
-                at.stage()
-            );
-            assert!(metric(&sample) >= Some(1.0));
-            machine.let_go(at);
-            podvisor(&["rm", "-f", "web"]).ok();
-            machine.plugin.on("ADD", &[]);
-        }
-    });
+        },
+    );
 }
 
 /// A creation that hangs says so from time to time; removal by force frees its name, whatever becomes of what hung.
@@ -149,7 +171,8 @@ fn fl_005_a_kill_at_any_moment_of_a_creation_leaves_what_can_be_removed() {
                 assert_eq!(kit::leases(), 0);
             }
             // A directory with only what is made first.
-            fs::create_dir_all("/run/podvisor/default/0123456789abcdef0123456789abcdef/bundle").unwrap();
+            fs::create_dir_all("/run/podvisor/default/0123456789abcdef0123456789abcdef/bundle")
+                .unwrap();
             assert_eq!(listed()[0]["state"], "unrecovered");
             podvisor(&create("1m")).ok();
             podvisor(&["rm", "-f", "web", "0123456789abcdef0123456789abcdef"]).ok();
@@ -227,7 +250,11 @@ fn fl_007_records_that_cannot_be_read_are_named_and_cleared() {
 fn shifted_clock(seconds: &str) -> (PathBuf, PathBuf) {
     let dir = Path::new("/run/clock");
     fs::create_dir_all(dir).unwrap();
-    let (source, library, offset) = (dir.join("clock.c"), dir.join("clock.so"), dir.join("offset"));
+    let (source, library, offset) = (
+        dir.join("clock.c"),
+        dir.join("clock.so"),
+        dir.join("offset"),
+    );
     fs::write(&offset, seconds).unwrap();
     let text = r#"
         #define _GNU_SOURCE
@@ -250,7 +277,10 @@ fn shifted_clock(seconds: &str) -> (PathBuf, PathBuf) {
     "#;
     fs::write(&source, text).unwrap();
     let mut compile = Command::new("cc");
-    compile.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source);
+    compile
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(&library)
+        .arg(&source);
     crate::support::run(&mut compile, BOUND).ok();
     (library, offset)
 }
@@ -281,7 +311,11 @@ fn fl_008_steps_of_the_wall_clock_move_no_deadline_and_no_expiry() {
             kit::until_waiters(&pod, 2);
             machine.let_go(Delay::Plugin);
             let pid = first.join().unwrap().unwrap();
-            assert_eq!(joined.join().unwrap().unwrap(), pid, "ten minutes are no deadline");
+            assert_eq!(
+                joined.join().unwrap().unwrap(),
+                pid,
+                "ten minutes are no deadline"
+            );
             // The time that people read did follow.
             let record = pod.record().unwrap();
             let ready = record.ready_at.unwrap() - record.created_at;
@@ -316,10 +350,15 @@ fn fl_009_the_latest_pod_is_that_of_the_highest_attempt() {
                 pods.push(pod);
             }
             let ask = |args: &[&str]| {
-                podvisor(&[&["--namespace", rig::NAMESPACE], args].concat()).ok().stdout
+                podvisor(&[&["--namespace", rig::NAMESPACE], args].concat())
+                    .ok()
+                    .stdout
             };
             let shown: Value = serde_json::from_str(&ask(&["inspect", "web"])).unwrap();
-            assert_eq!((&shown[0]["id"], &shown[0]["attempt"]), (&"p2".into(), &2.into()));
+            assert_eq!(
+                (&shown[0]["id"], &shown[0]["attempt"]),
+                (&"p2".into(), &2.into())
+            );
             let table = ask(&["ps", "-a"]);
             assert_eq!(table.lines().count(), 4, "{table}");
             let list = ask(&["ps", "-a", "--json"]);
@@ -359,9 +398,14 @@ fn fl_082_a_supervisor_that_goes_away_during_a_removal_is_no_loop() {
         "field::fl_082_a_supervisor_that_goes_away_during_a_removal_is_no_loop",
         "",
         |machine| {
-            machine.plugin.on("DEL", &[Act::Sleep(300.0), Act::OnlyFirst(1)]);
+            machine
+                .plugin
+                .on("DEL", &[Act::Sleep(300.0), Act::OnlyFirst(1)]);
             podvisor(&create("1m")).ok();
-            let mut removing = Command::new(PODVISOR).args(["rm", "-f", "web"]).spawn().unwrap();
+            let mut removing = Command::new(PODVISOR)
+                .args(["rm", "-f", "web"])
+                .spawn()
+                .unwrap();
             called(&machine.plugin, "DEL", 1);
             machine.plugin.on("DEL", &[]);
             kill(supervisor());

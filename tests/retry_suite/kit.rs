@@ -142,7 +142,10 @@ impl Machine {
     /// ADD and DEL, so often.
     #[track_caller]
     pub fn chains(&self, add: usize, del: usize) {
-        assert_eq!((self.plugin.count("ADD"), self.plugin.count("DEL")), (add, del));
+        assert_eq!(
+            (self.plugin.count("ADD"), self.plugin.count("DEL")),
+            (add, del)
+        );
     }
 }
 
@@ -296,5 +299,6 @@ pub fn history(record: &Value) -> Vec<(String, String)> {
 
 /// The record of a pod as JSON.
 pub fn document(pod: &Pod) -> Value {
-    pod.record().map_or(json!(null), |r| serde_json::to_value(r).unwrap())
+    pod.record()
+        .map_or(json!(null), |r| serde_json::to_value(r).unwrap())
 }

@@ -56,17 +56,21 @@ fn a_request_is_told_stage_ages_key_and_holder_of_the_end_of_its_wait() {
 
 #[test]
 fn a_pod_without_metadata_is_told_by_its_id() {
-    on_a_machine("seen::a_pod_without_metadata_is_told_by_its_id", "", |machine| {
-        machine.hold(Delay::Plugin);
-        let pod = Pod::launch("bare");
-        pod.probe().create("bare", &Default::default()).unwrap();
-        let told = pod.probe().start("bare", LONG).unwrap_err();
-        says(&told, &["start sandbox bare: still at stage cni-add"]);
-        assert_eq!(info(&pod)["key"], "bare");
-        machine.let_go(Delay::Plugin);
-        until(&pod, State::Parked);
-        pod.end();
-    });
+    on_a_machine(
+        "seen::a_pod_without_metadata_is_told_by_its_id",
+        "",
+        |machine| {
+            machine.hold(Delay::Plugin);
+            let pod = Pod::launch("bare");
+            pod.probe().create("bare", &Default::default()).unwrap();
+            let told = pod.probe().start("bare", LONG).unwrap_err();
+            says(&told, &["start sandbox bare: still at stage cni-add"]);
+            assert_eq!(info(&pod)["key"], "bare");
+            machine.let_go(Delay::Plugin);
+            until(&pod, State::Parked);
+            pod.end();
+        },
+    );
 }
 
 #[test]
@@ -99,7 +103,9 @@ fn the_metrics_tell_creations_parked_pods_and_roll_backs_with_their_ages() {
         |machine| {
             let gauge = |state: &str| {
                 let count = metric(&format!("podvisor_pods{{state=\"{state}\"}}"));
-                let age = metric(&format!("podvisor_pods_oldest_age_seconds{{state=\"{state}\"}}"));
+                let age = metric(&format!(
+                    "podvisor_pods_oldest_age_seconds{{state=\"{state}\"}}"
+                ));
                 (count.unwrap(), age.unwrap() > 0.0)
             };
             for state in ["creating", "parked", "rolling_back"] {
@@ -114,15 +120,24 @@ fn the_metrics_tell_creations_parked_pods_and_roll_backs_with_their_ages() {
             assert_eq!(metric("podvisor_waiting_requests"), Some(2.0));
             machine.let_go(Delay::Plugin);
             until(&pod, State::Parked);
-            assert_eq!((gauge("creating"), gauge("parked")), ((0.0, false), (1.0, true)));
+            assert_eq!(
+                (gauge("creating"), gauge("parked")),
+                ((0.0, false), (1.0, true))
+            );
             pod.probe().stop("p1").unwrap();
             for watcher in watchers {
                 assert_eq!(watcher.join().unwrap().unwrap_err().kind(), Kind::State);
             }
             pod.probe().shutdown("p1").unwrap();
             let count = |sample: &str| metric(sample).unwrap_or(0.0);
-            assert_eq!(count("podvisor_creations_total{kind=\"pod\",result=\"parked\"}"), 1.0);
-            assert_eq!(count("podvisor_unparked_total{kind=\"pod\",reason=\"removed\"}"), 1.0);
+            assert_eq!(
+                count("podvisor_creations_total{kind=\"pod\",result=\"parked\"}"),
+                1.0
+            );
+            assert_eq!(
+                count("podvisor_unparked_total{kind=\"pod\",reason=\"removed\"}"),
+                1.0
+            );
 
             // One that fails, and whose DEL takes its time.
             machine.plugin.on("ADD", &[Act::Exit(1)]);
@@ -142,7 +157,10 @@ fn the_metrics_tell_creations_parked_pods_and_roll_backs_with_their_ages() {
                 (gauge("rolling_back") == (0.0, false)).then_some(())
             });
             pod.end();
-            assert_eq!(count("podvisor_creations_total{kind=\"pod\",result=\"failed\"}"), 1.0);
+            assert_eq!(
+                count("podvisor_creations_total{kind=\"pod\",result=\"failed\"}"),
+                1.0
+            );
             let chains = "podvisor_cni_chain_seconds_count{network=\"slow\",command=\"ADD\"}";
             assert_eq!(count(chains), 2.0);
         },
@@ -181,7 +199,11 @@ fn the_log_has_a_line_for_each_stage_and_one_from_time_to_time_while_one_lasts()
                 assert_eq!(lines(&words), 1, "{stage} in {}", log_of(&id));
             }
             let key = document_key(&id);
-            assert!(lines(&[&format!("key={key} "), "stage=infra"]) >= 1, "{}", log_of(&id));
+            assert!(
+                lines(&[&format!("key={key} "), "stage=infra"]) >= 1,
+                "{}",
+                log_of(&id)
+            );
             let before = lines(&["still at stage"]);
             std::thread::sleep(Duration::from_millis(500));
             assert_eq!(lines(&["still at stage"]), before, "it is over");
@@ -215,15 +237,17 @@ fn inspect_tells_the_history_of_joins_parking_claim_and_undo() {
                 (info(&pod)["activity"] != "rolling_back").then_some(())
             });
             machine.hold(Delay::Infra);
-            assert_eq!(pod.probe().start("p1", SHORT).unwrap_err().kind(), Kind::Deadline);
+            assert_eq!(
+                pod.probe().start("p1", SHORT).unwrap_err().kind(),
+                Kind::Deadline
+            );
             machine.let_go(Delay::Infra);
             until(&pod, State::Parked);
             pod.probe().start("p1", BOUND).unwrap();
 
             let events = kit::history(&document(&pod));
-            let has = |event: &str, detail: &str| {
-                events.iter().any(|(e, d)| e == event && d == detail)
-            };
+            let has =
+                |event: &str, detail: &str| events.iter().any(|(e, d)| e == event && d == detail);
             for (event, detail) in [
                 ("joined", "cni-add"),
                 ("failed", "cni-add"),
@@ -264,9 +288,15 @@ fn ps_shows_a_parked_pod_with_its_age() {
         until_listed("parked");
         let shown = podvisor(&["ps", "-a"]).ok().stdout;
         let row = shown.lines().nth(1).unwrap();
-        let state = row.split("  ").map(str::trim).find(|c| c.starts_with("parked"));
+        let state = row
+            .split("  ")
+            .map(str::trim)
+            .find(|c| c.starts_with("parked"));
         let age = state.and_then(|s| s.strip_prefix("parked ")).unwrap();
-        assert!(age.ends_with('s') && age[..1].parse::<u8>().is_ok(), "{shown}");
+        assert!(
+            age.ends_with('s') && age[..1].parse::<u8>().is_ok(),
+            "{shown}"
+        );
         let pod: Value = listed()[0].clone();
         assert_eq!(pod["activity"], "parked");
         assert!(pod["activity_seconds"].as_f64().unwrap() > 0.0);
@@ -276,24 +306,35 @@ fn ps_shows_a_parked_pod_with_its_age() {
 
 #[test]
 fn the_dump_names_key_stage_ages_and_waiters() {
-    on_a_machine("seen::the_dump_names_key_stage_ages_and_waiters", "", |machine| {
-        machine.hold(Delay::Plugin);
-        let mut making = create_aside("5m");
-        until_listed("starting");
-        let pod = inspect("web");
-        let supervisor = pod["supervisor"]["pid"].as_i64().unwrap();
-        signal(i32::try_from(supervisor).unwrap(), Signal::SIGUSR1);
-        let id = pod["id"].as_str().unwrap().to_owned();
-        let line = eventually(BOUND, "the dump", || {
-            let log = log_of(&id);
-            log.lines().find(|l| l.contains("step=dump")).map(str::to_owned)
-        });
-        let key = document_key(&id);
-        for part in [&format!("key={key}")[..], "stage=cni-add", "stage_age=", "waiters=1"] {
-            assert!(line.contains(part), "{part} in {line}");
-        }
-        machine.let_go(Delay::Plugin);
-        assert!(making.wait().unwrap().success());
-        podvisor(&["rm", "-f", "web"]).ok();
-    });
+    on_a_machine(
+        "seen::the_dump_names_key_stage_ages_and_waiters",
+        "",
+        |machine| {
+            machine.hold(Delay::Plugin);
+            let mut making = create_aside("5m");
+            until_listed("starting");
+            let pod = inspect("web");
+            let supervisor = pod["supervisor"]["pid"].as_i64().unwrap();
+            signal(i32::try_from(supervisor).unwrap(), Signal::SIGUSR1);
+            let id = pod["id"].as_str().unwrap().to_owned();
+            let line = eventually(BOUND, "the dump", || {
+                let log = log_of(&id);
+                log.lines()
+                    .find(|l| l.contains("step=dump"))
+                    .map(str::to_owned)
+            });
+            let key = document_key(&id);
+            for part in [
+                &format!("key={key}")[..],
+                "stage=cni-add",
+                "stage_age=",
+                "waiters=1",
+            ] {
+                assert!(line.contains(part), "{part} in {line}");
+            }
+            machine.let_go(Delay::Plugin);
+            assert!(making.wait().unwrap().success());
+            podvisor(&["rm", "-f", "web"]).ok();
+        },
+    );
 }

@@ -1,10 +1,8 @@
 //! CRI-O's time-out suite for pods, by the command.
 
-use crate::kit::{
-    self, Delay, create, inspect, listed, metric, on_a_machine, until_listed,
-};
-use crate::support::{eventually, podvisor, rootfs};
+use crate::kit::{self, Delay, create, inspect, listed, metric, on_a_machine, until_listed};
 use crate::rig::BOUND;
+use crate::support::{eventually, podvisor, rootfs};
 
 /// A `podvisor create` that ran out of patience at this delay; the pod's id.
 fn timed_out(machine: &kit::Machine, at: Delay) -> String {
@@ -81,7 +79,11 @@ fn another_request_is_another_pod_and_the_first_expires() {
             // The same name with other wishes is refused, by both digests.
             let other = [&create("1m")[..], &["--net", "none"]].concat();
             let refused = podvisor(&other).code_is(125);
-            assert_eq!(refused.stderr.matches("request ").count(), 2, "{refused:#?}");
+            assert_eq!(
+                refused.stderr.matches("request ").count(),
+                2,
+                "{refused:#?}"
+            );
             let made = podvisor(&["create", "--name", "web2"]).ok();
             assert_ne!(made.stdout.trim(), id);
             eventually(BOUND, "the first expires", || {
@@ -145,7 +147,15 @@ fn a_timed_out_pod_refuses_work_and_can_be_removed() {
             let pod = inspect("web");
             assert_eq!(pod["status"]["state"], "parked");
             assert!(pod["status"]["activity_seconds"].as_f64().unwrap() > 0.0);
-            let add = ["run", "--sandbox", "web", "--rootfs", rootfs.str(), "--", "true"];
+            let add = [
+                "run",
+                "--sandbox",
+                "web",
+                "--rootfs",
+                rootfs.str(),
+                "--",
+                "true",
+            ];
             podvisor(&add).code_is(1).fails_with("not ready");
             podvisor(&["exec", "web", "--", "true"]).code_is(1);
             podvisor(&["rm", "web"]).code_is(1);

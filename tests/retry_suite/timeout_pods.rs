@@ -152,7 +152,9 @@ fn a_duplicate_of_a_live_pod_does_not_wait() {
             assert_eq!(again, pid);
             // It did not wait for anything that has to do with time.
             assert!(asked.elapsed() < BOUND / 2);
-            assert!(metric("podvisor_stalled_at_stage_total{kind=\"pod\",stage=\"ready\"}").is_none());
+            assert!(
+                metric("podvisor_stalled_at_stage_total{kind=\"pod\",stage=\"ready\"}").is_none()
+            );
             machine.chains(1, 0);
             pod.end();
         },

@@ -46,7 +46,10 @@ fn watchers_of_a_result_that_is_parked_are_held_to_their_own_deadlines() {
             for (watcher, limit) in watchers.into_iter().zip(limits) {
                 let told = watcher.join().unwrap().unwrap_err();
                 assert_eq!(told.kind(), Kind::Busy, "{told}");
-                says(&told, &["it is ready, retry to take it", "apps/p1/uid-p1/0"]);
+                says(
+                    &told,
+                    &["it is ready, retry to take it", "apps/p1/uid-p1/0"],
+                );
                 assert!(asked.elapsed() >= limit - limit / 20, "told early");
                 assert_eq!(document(&pod)["state"], "parked");
             }
@@ -118,7 +121,10 @@ fn who_watches_a_failure_is_told_the_cause_and_nothing_is_left() {
         |machine| {
             machine.hold_and_fail();
             let pod = Pod::create("p1");
-            assert_eq!(pod.probe().start("p1", SHORT).unwrap_err().kind(), Kind::Deadline);
+            assert_eq!(
+                pod.probe().start("p1", SHORT).unwrap_err().kind(),
+                Kind::Deadline
+            );
             let watchers: Vec<_> = (0..3).map(|_| pod.start_aside(BOUND)).collect();
             until_waiters(&pod, 3);
             let opened = Instant::now();
@@ -133,7 +139,9 @@ fn who_watches_a_failure_is_told_the_cause_and_nothing_is_left() {
                 (kit::leases() == 0).then_some(())
             });
             // The next request is a try of its own.
-            eventually(BOUND, "the next try", || pod.probe().start("p1", BOUND).ok());
+            eventually(BOUND, "the next try", || {
+                pod.probe().start("p1", BOUND).ok()
+            });
             machine.chains(2, 1);
             pod.end();
             machine.chains(2, 2);
@@ -151,7 +159,11 @@ fn a_supervisor_killed_with_a_parked_pod_leaves_one_that_is_undone_and_never_rea
             pod.kill_supervisor();
             let shown = podvisor(&["--namespace", rig::NAMESPACE, "ps", "-a"]).ok();
             assert!(shown.stdout.contains("dead"), "{shown:#?}");
-            assert_eq!(document(&pod)["state"], "parked", "nobody has made it ready");
+            assert_eq!(
+                document(&pod)["state"],
+                "parked",
+                "nobody has made it ready"
+            );
             // A new supervisor of the same pod does not take it for its own.
             let anew = Pod::in_bundle(pod.bundle);
             anew.probe().create("p1", &config("p1")).unwrap();
@@ -235,13 +247,16 @@ fn a_clean_up_that_fails_is_retried_and_told_to_who_asks() {
         "uncovered::a_clean_up_that_fails_is_retried_and_told_to_who_asks",
         "",
         |machine| {
-            machine.plugin.on(
-                "ADD",
-                &[Act::AfterReal, Act::Exit(3), Act::OnlyFirst(1)],
-            );
+            machine
+                .plugin
+                .on("ADD", &[Act::AfterReal, Act::Exit(3), Act::OnlyFirst(1)]);
             machine.plugin.on(
                 "DEL",
-                &[Act::Stderr("not now".into()), Act::Exit(5), Act::OnlyFirst(2)],
+                &[
+                    Act::Stderr("not now".into()),
+                    Act::Exit(5),
+                    Act::OnlyFirst(2),
+                ],
             );
             let pod = Pod::create("p1");
             pod.probe().start("p1", BOUND).unwrap_err();
@@ -249,7 +264,9 @@ fn a_clean_up_that_fails_is_retried_and_told_to_who_asks() {
             let told = pod.probe().start("p1", BOUND).unwrap_err();
             assert_eq!(told.kind(), Kind::Busy);
             says(&told, &["rolled back"]);
-            eventually(BOUND, "the next try", || pod.probe().start("p1", BOUND).ok());
+            eventually(BOUND, "the next try", || {
+                pod.probe().start("p1", BOUND).ok()
+            });
             machine.chains(2, 3);
             pod.end();
         },
@@ -264,7 +281,11 @@ fn a_parked_pod_whose_del_fails_at_expiry_is_undone_in_the_end() {
         |machine| {
             machine.plugin.on(
                 "DEL",
-                &[Act::Stderr("not now".into()), Act::Exit(5), Act::OnlyFirst(2)],
+                &[
+                    Act::Stderr("not now".into()),
+                    Act::Exit(5),
+                    Act::OnlyFirst(2),
+                ],
             );
             let pod = machine.parked("p1", Delay::Plugin);
             let supervisor = pod.supervisor();
@@ -327,7 +348,10 @@ fn deadline_disconnect_and_a_deadline_that_has_passed_are_one() {
                 machine.let_go(Delay::Plugin);
                 until(&pod, State::Parked);
                 let pid = pod.probe().start(&id, BOUND).unwrap();
-                assert_eq!(pod.probe().status(&id).unwrap(), ("SANDBOX_READY".into(), pid));
+                assert_eq!(
+                    pod.probe().status(&id).unwrap(),
+                    ("SANDBOX_READY".into(), pid)
+                );
                 pod.end();
                 machine.chains(n + 1, n + 1);
             }
@@ -404,7 +428,10 @@ fn a_pod_wanted_while_it_is_reaped_is_told_so_and_made_anew_afterwards() {
                 probe.start("p1", BOUND).unwrap_err(),
             ] {
                 assert_eq!(told.kind(), Kind::Busy, "{told}");
-                says(&told, &["being removed", "step cni-del", "apps/p1/uid-p1/0"]);
+                says(
+                    &told,
+                    &["being removed", "step cni-del", "apps/p1/uid-p1/0"],
+                );
             }
             go(&gate);
             gone(supervisor);

@@ -126,6 +126,14 @@ impl Fake {
         self.calls_of(verb).len()
     }
 
+    /// Forgets every call: a fake that is called thousands of times looks through all that it remembers. None may be
+    /// under way.
+    pub fn forget(&self) {
+        let calls = self.dir.path().join("calls");
+        fs::remove_dir_all(&calls).unwrap();
+        fs::create_dir(&calls).unwrap();
+    }
+
     fn make(kind: &str, bin: &Path, name: &str, real: Option<&Path>) -> Self {
         let dir = tempfile::Builder::new()
             .prefix("pvtest-fake-")

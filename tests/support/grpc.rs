@@ -294,6 +294,18 @@ impl Answer {
         String::from_utf8(self.bytes(field)).unwrap()
     }
 
+    /// A message field.
+    pub fn message(&self, field: u32) -> Answer {
+        Answer(self.bytes(field))
+    }
+
+    /// The messages of a repeated field.
+    pub fn messages(&self, field: u32) -> Vec<Answer> {
+        let all = self.fields().into_iter();
+        let of_field = all.filter(|(number, ..)| *number == field);
+        of_field.map(|(.., bytes)| Answer(bytes)).collect()
+    }
+
     /// Number, value and bytes of each field; fixed-size ones carry bytes.
     fn fields(&self) -> Vec<(u32, u64, Vec<u8>)> {
         let (mut rest, mut fields) = (self.0.as_slice(), Vec::new());

@@ -60,6 +60,20 @@ pub fn eventually<T>(bound: Duration, what: &str, mut check: impl FnMut() -> Opt
     }
 }
 
+/// Runs a script that must work.
+pub fn sh(script: &str) {
+    let done = run(
+        std::process::Command::new("bash").args(["-euc", script]),
+        Duration::from_secs(30),
+    );
+    assert_eq!(done.code, Some(0), "{script}: {done:?}");
+}
+
+/// Where cgroup hierarchies are mounted in the sandbox.
+pub fn cgroup_mounts() -> Vec<std::path::PathBuf> {
+    sandbox::cgroup_roots()
+}
+
 /// Whether this run may take its time (`scripts/test --slow`).
 pub fn slow() -> bool {
     std::env::var_os("PODVISOR_SLOW").is_some()

@@ -6,11 +6,10 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::owns_user;
 use crate::error::{Kind, Result};
 use crate::failpoint;
-use crate::infra::{IdMapping, PodFiles};
-use crate::network::userns::{self, IdRange};
+use crate::infra::{IdMapping, Namespace, PodFiles};
+use crate::network::userns::{self, IdRange, Owner};
 use crate::network::{self, Attachment, NetworkConf, NetworkRecord, netns};
 use crate::pod::Pod;
 use crate::pod::journal::files_dir;
@@ -96,20 +95,17 @@ impl Pod {
             r.network.netns = Some(path.clone());
             r.effects.netns = Effect::Intent;
         })?;
+        let infra = &plan.infra;
+        let [uids, gids] = [&infra.uid_mappings, &infra.gid_mappings].map(|m| ranges(m));
+        let owner = match &infra.user {
+            Namespace::Host => None,
+            Namespace::New => Some(Owner::New(&uids, &gids)),
+            Namespace::Path(user) => Some(Owner::Given(user)),
+        };
         failpoint::hit("netns.make.before")?;
-        if owns_user(plan) {
-            let ranges = |maps: &[IdMapping]| -> Vec<IdRange> {
-                let range = |m: &IdMapping| IdRange {
-                    inside: m.container_id,
-                    outside: m.host_id,
-                    size: m.size,
-                };
-                maps.iter().map(range).collect()
-            };
-            let (uids, gids) = (&plan.infra.uid_mappings, &plan.infra.gid_mappings);
-            userns::make(&self.shared.reaper, &path, &ranges(uids), &ranges(gids))?;
-        } else {
-            netns::make(&path)?;
+        match owner {
+            Some(owner) => userns::make(&self.shared.reaper, &path, &owner)?,
+            None => netns::make(&path)?,
         }
         failpoint::hit("netns.make.after")?;
         journal.update(|r| r.effects.netns = Effect::Done)?;
@@ -181,4 +177,13 @@ impl Pod {
             tracing::warn!(%error, "write the pod's addresses to its hosts file");
         }
     }
+}
+
+fn ranges(maps: &[IdMapping]) -> Vec<IdRange> {
+    let range = |m: &IdMapping| IdRange {
+        inside: m.container_id,
+        outside: m.host_id,
+        size: m.size,
+    };
+    maps.iter().map(range).collect()
 }

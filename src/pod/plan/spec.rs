@@ -1,19 +1,13 @@
 //! What an OCI spec in the bundle says of the pod.
 
-use super::Plan;
-use crate::error::{Error, Kind, Result};
-use crate::infra::{self, Namespace};
-use crate::spec::Spec;
+use super::{Plan, invalid};
+use crate::error::Result;
+use crate::infra::{self, IdMapping, Namespace};
+use crate::spec::{IdRange, Spec};
 
 impl Plan {
     pub(super) fn take_spec(&mut self, spec: &Spec) -> Result<()> {
         let listed = spec.namespaces();
-        if listed.iter().any(|(kind, _)| kind == "user") {
-            return Err(Error::new(
-                Kind::Unsupported,
-                "make the pod's user namespace from an OCI spec: not built yet; send a PodSandboxConfig with userns_options",
-            ));
-        }
         let of = |kind: &str| match listed.iter().find(|(k, _)| k == kind) {
             None => Namespace::Host,
             Some((_, None)) => Namespace::New,
@@ -23,6 +17,7 @@ impl Plan {
         self.infra.ipc = of("ipc");
         self.infra.uts = of("uts");
         self.infra.pid = of("pid");
+        self.take_user_namespace(spec, of("user"))?;
         self.infra.sysctls = spec.sysctls();
         if !spec.hostname().is_empty() {
             self.hostname = infra::hostname(spec.hostname());
@@ -31,4 +26,45 @@ impl Plan {
         self.annotations.extend(spec.annotations());
         Ok(())
     }
+
+    /// One by path has its maps already; those in the spec are for runtimes that have to know them.
+    fn take_user_namespace(&mut self, spec: &Spec, user: Namespace) -> Result<()> {
+        let (uids, gids) = (spec.uid_mappings()?, spec.gid_mappings()?);
+        match &user {
+            Namespace::Host if uids.is_empty() && gids.is_empty() => {}
+            Namespace::Host => {
+                return Err(invalid(
+                    "linux.uidMappings and gidMappings need a namespace of type user in linux.namespaces",
+                ));
+            }
+            Namespace::Path(path) if path.is_absolute() => {}
+            Namespace::Path(path) => {
+                return Err(invalid(&format!(
+                    "path {} of the user namespace is not absolute",
+                    path.display()
+                )));
+            }
+            Namespace::New => {
+                self.infra.uid_mappings = mappings(&uids, "uid")?;
+                self.infra.gid_mappings = mappings(&gids, "gid")?;
+            }
+        }
+        self.infra.user = user;
+        Ok(())
+    }
+}
+
+fn mappings(ranges: &[IdRange], kind: &str) -> Result<Vec<IdMapping>> {
+    // The infra process is root inside.
+    if !ranges.iter().any(|r| r.container_id == 0) || ranges.iter().any(|r| r.size == 0) {
+        return Err(invalid(&format!(
+            "a new user namespace needs linux.{kind}Mappings with id 0 of the container among them, and no empty range"
+        )));
+    }
+    let map = |r: &IdRange| IdMapping {
+        container_id: r.container_id,
+        host_id: r.host_id,
+        size: r.size,
+    };
+    Ok(ranges.iter().map(map).collect())
 }

@@ -1,0 +1,108 @@
+//! A client of containerd's CRI service: the few calls that a kubelet makes about a pod, messages by hand (field numbers
+//! of `runtime.v1`).
+
+use std::time::Duration;
+
+use crate::support::grpc::{Answer, Connection, Message, Status};
+use crate::support::{Containerd, eventually};
+
+const RUNTIME: &str = "/runtime.v1.RuntimeService";
+const IMAGES: &str = "/runtime.v1.ImageService";
+const BOUND: Duration = Duration::from_secs(60);
+
+/// A pod as it is listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    pub id: String,
+    pub name: String,
+    pub uid: String,
+    pub ready: bool,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Cri(Connection);
+
+impl Cri {
+    /// Connects, and waits until the service is up: it comes after the daemon's others.
+    pub fn of(daemon: &Containerd) -> Self {
+        let mut cri = Self(Connection::open(&daemon.address, "k8s.io"));
+        eventually(BOUND, "CRI answers", || {
+            cri.call("ListPodSandbox", &Message::new()).ok()
+        });
+        cri
+    }
+
+    /// RunPodSandbox; the pod's id.
+    pub fn run(
+        &mut self,
+        name: &str,
+        handler: &str,
+        annotations: &[(String, String)],
+    ) -> Result<String, Status> {
+        let metadata = Message::new()
+            .text(1, name)
+            .text(2, &format!("uid-{name}"))
+            .text(3, "apps");
+        let mut config = Message::new()
+            .message(1, &metadata)
+            .text(2, name)
+            .text(3, "/run/pod-logs");
+        for (key, value) in annotations {
+            config = config.message(7, &Message::new().text(1, key).text(2, value));
+        }
+        config = config.message(8, &Message::new());
+        let request = Message::new().message(1, &config).text(2, handler);
+        self.call("RunPodSandbox", &request).map(|a| a.string(1))
+    }
+
+    /// ListPodSandbox.
+    pub fn list(&mut self) -> Vec<Listed> {
+        let answer = self.call("ListPodSandbox", &Message::new()).unwrap();
+        answer.messages(1).iter().map(listed).collect()
+    }
+
+    /// PodSandboxStatus: as listed, and the address.
+    pub fn status(&mut self, id: &str) -> Result<(Listed, String), Status> {
+        let answer = self.call("PodSandboxStatus", &Message::new().text(1, id))?;
+        let status = answer.message(1);
+        Ok((listed(&status), status.message(5).string(1)))
+    }
+
+    /// StopPodSandbox.
+    pub fn stop(&mut self, id: &str) -> Result<(), Status> {
+        self.call("StopPodSandbox", &Message::new().text(1, id))
+            .map(drop)
+    }
+
+    /// RemovePodSandbox.
+    pub fn remove(&mut self, id: &str) -> Result<(), Status> {
+        self.call("RemovePodSandbox", &Message::new().text(1, id))
+            .map(drop)
+    }
+
+    /// ImageStatus: whether it is there.
+    pub fn has_image(&mut self, name: &str) -> bool {
+        let image = Message::new().text(1, name);
+        let request = Message::new().message(1, &image);
+        let answer = self
+            .0
+            .call(&format!("{IMAGES}/ImageStatus"), &request, BOUND);
+        answer.is_ok_and(|a| !a.message(1).string(1).is_empty())
+    }
+
+    fn call(&mut self, method: &str, request: &Message) -> Result<Answer, Status> {
+        self.0.call(&format!("{RUNTIME}/{method}"), request, BOUND)
+    }
+}
+
+/// The fields that PodSandbox and PodSandboxStatus have in common.
+fn listed(pod: &Answer) -> Listed {
+    let metadata = pod.message(2);
+    Listed {
+        id: pod.string(1),
+        name: metadata.string(1),
+        uid: metadata.string(2),
+        ready: pod.number(3) == 0,
+    }
+}

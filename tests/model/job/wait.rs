@@ -1,0 +1,1 @@
+../../../src/job/wait.rs
