@@ -57,14 +57,14 @@ pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made
     let mut told = false;
     loop {
         match once(host, plan, told, signals).await {
-            Err(failure) if failure.is_gone() && plan.name.is_some() && Instant::now() < end => {
-                let text = failure.text().filter(|_| !told);
-                if let Some(text) = text {
-                    output::complain(format!("{text}; waiting for that"));
-                }
+            Ok(Outcome::Up(made)) => return Ok(made),
+            Ok(Outcome::Going(error)) if Instant::now() >= end => return Err(error.into()),
+            Ok(Outcome::Going(error)) if !told => {
+                output::complain(format!("{error}; waiting for that"));
                 told = true;
             }
-            other => return other,
+            Ok(Outcome::Going(_)) => {}
+            Err(failure) => return Err(failure),
         }
         tokio::select! {
             () = tokio::time::sleep(LOOK_AGAIN) => {}
@@ -76,13 +76,20 @@ pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made
     }
 }
 
+/// What one try has come to.
+enum Outcome {
+    Up(Made),
+    /// The pod that has the name is on its way out, and the name will be free.
+    Going(Error),
+}
+
 /// `waited`: the name was one that is just going away.
 async fn once(
     host: &Host,
     plan: &Plan,
     waited: bool,
     signals: &mut Signals,
-) -> Result<Made, Failure> {
+) -> Result<Outcome, Failure> {
     let id = names::new_id()?;
     let dir = host.pod_dir(&id);
     private_dir(&dir)?;
@@ -119,9 +126,6 @@ async fn once(
 }
 
 /// The name's pod is coming up, or waits to be taken: ask for the same pod by its id. The supervisor compares the requests.
-///
-/// # Errors
-/// Gone when that pod is on its way out, and the name will be free.
 async fn join(
     host: &Host,
     plan: &Plan,
@@ -129,16 +133,16 @@ async fn join(
     owner: &str,
     waited: bool,
     signals: &mut Signals,
-) -> Result<Made, Failure> {
+) -> Result<Outcome, Failure> {
     let record = match record::read(&host.pod_dir(owner)) {
         Ok(record) if record.is_supervised() => record,
         // Its journal goes first, its name last.
-        Err(e) if e.is_gone() && waited => return Err(e.as_kind(Kind::Gone).into()),
+        Err(e) if e.is_gone() && waited => return Ok(Outcome::Going(e)),
         _ => return Err(names::taken(name, owner).into()),
     };
     if record.activity() == Activity::RollingBack {
         let what = format!("make pod {name}: an earlier try failed and is being rolled back");
-        return Err(Error::new(Kind::Gone, what).into());
+        return Ok(Outcome::Going(Error::new(Kind::Busy, what)));
     }
     if !is_joinable(&record) {
         return Err(names::taken(name, owner).into());
@@ -151,7 +155,11 @@ async fn join(
         create(host, plan, &client, owner, name).await?;
         Ok::<_, Error>(client)
     };
-    let client = asked.await.map_err(going)?;
+    let client = match asked.await {
+        Ok(client) => client,
+        Err(e) if is_going(&e) => return Ok(Outcome::Going(e)),
+        Err(e) => return Err(e.into()),
+    };
     let patience = Patience {
         whole: plan.timeout,
         slice: JOIN_SLICE,
@@ -170,11 +178,8 @@ fn is_joinable(record: &Record) -> bool {
 }
 
 /// Refused for now, or closed in mid-sentence: the supervisor of another's pod is going.
-fn going(error: Error) -> Error {
-    match error.kind() {
-        Kind::Busy => error.as_kind(Kind::Gone),
-        _ => error,
-    }
+fn is_going(error: &Error) -> bool {
+    matches!(error.kind(), Kind::Busy | Kind::Gone)
 }
 
 /// How long to wait for a pod, and for one answer.
@@ -222,7 +227,7 @@ async fn start(
     id: &str,
     name: &str,
     signals: &mut Signals,
-) -> Result<Made, Failure> {
+) -> Result<Outcome, Failure> {
     let dir = host.pod_dir(id);
     let work = progress::watch(&dir, ask(&client, id, name, patience));
     let started = tokio::select! {
@@ -246,13 +251,11 @@ async fn start(
             ));
         }
         // Not ours to undo, and done with in a moment.
-        Err(e) if patience.joined && matches!(e.kind(), Kind::Busy | Kind::Gone) => {
-            return Err(going(e).into());
-        }
+        Err(e) if patience.joined && is_going(&e) => return Ok(Outcome::Going(e)),
         Err(e) => return Err(give_up(host, id, name, e.into()).await),
     }
     match supervisor::reread(host, id) {
-        Ok(record) => Ok(Made { record, client }),
+        Ok(record) => Ok(Outcome::Up(Made { record, client })),
         Err(e) => Err(give_up(host, id, name, e.into()).await),
     }
 }
