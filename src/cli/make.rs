@@ -9,8 +9,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::client::{self, Client};
 use crate::error::{Context, Error, Kind, Result};
 use crate::pod::record::{self, Record, State};
@@ -21,21 +19,12 @@ use super::attach::Signals;
 use super::failure::{Failure, PODVISOR_FAILED};
 use super::host::{Host, private_dir};
 use super::names::{self, Reserved};
+use super::patience::Patience;
 use super::plan::Plan;
 use super::{output, progress, remove, supervisor};
 
 /// CreateSandbox writes files and makes no network: what takes this long hangs.
 const CREATE_LIMIT: Duration = Duration::from_secs(30);
-
-/// How long a command that joins asks at a time. Whoever began the pod may have left; then the result goes to a request
-/// that comes after it is ready, and one that watches is held until its own deadline.
-const JOIN_SLICE: Duration = Duration::from_secs(1);
-
-/// The answer that our time is over comes after this part of it, not before (a supervisor keeps 5 %).
-const ANSWERED: f64 = 0.9;
-
-/// A result that became ready while we watched is taken by asking again; more often than this something is wrong.
-const TRIES: u32 = 3;
 
 /// A pod that is up.
 #[derive(Debug)]
@@ -74,7 +63,7 @@ pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made
         Ok(client) => client,
         Err(e) => return Err(give_up(host, &id, &name, e.into()).await),
     };
-    let patience = Patience::whole(plan.timeout);
+    let patience = Patience::first(plan.timeout);
     start(host, patience, client, &id, &name, signals).await
 }
 
@@ -95,28 +84,8 @@ async fn join(
     output::complain(format!("pod {name} is being made already: joining"));
     let client = supervisor::connect(&record).await?;
     create(host, plan, &client, owner, name).await?;
-    let patience = Patience {
-        whole: plan.timeout,
-        slice: JOIN_SLICE,
-    };
+    let patience = Patience::joining(plan.timeout);
     start(host, patience, client, owner, name, signals).await
-}
-
-/// How long to wait for a pod, and for one answer.
-#[derive(Clone, Copy, Debug)]
-struct Patience {
-    whole: Duration,
-    slice: Duration,
-}
-
-impl Patience {
-    /// In one request, which has the pod as soon as it is ready.
-    fn whole(whole: Duration) -> Self {
-        Self {
-            whole,
-            slice: whole,
-        }
-    }
 }
 
 async fn create(host: &Host, plan: &Plan, client: &Client, id: &str, name: &str) -> Result<()> {
@@ -175,43 +144,22 @@ async fn start(
     }
 }
 
-/// StartSandbox, and again when it says that the result has become ready for whoever asks next.
+/// StartSandbox, for as long as we wait.
 async fn ask(client: &Client, id: &str, name: &str, patience: Patience) -> Result<()> {
-    let end = Instant::now() + patience.whole;
     let request = StartSandboxRequest {
         sandbox_id: id.to_owned(),
         ..Default::default()
     };
-    let mut refused = 0;
-    loop {
-        // Zero would mean no limit at all.
-        let left = end
-            .saturating_duration_since(Instant::now())
-            .min(patience.slice)
-            .max(Duration::from_millis(1));
-        let asked = Instant::now();
+    let call = async |left| {
         let answer = client
             .sandbox()
             .start_sandbox(client::context(Some(left)), &request)
             .await;
-        let Err(e) = answer.map_err(|e| client::from_ttrpc(&format!("start pod {name}"), e)) else {
-            return Ok(());
-        };
-        refused += u32::from(e.kind() == Kind::Busy);
-        let again = match e.kind() {
-            Kind::Busy => refused < TRIES,
-            // Not ours: some step of the creation had one, and that has failed.
-            Kind::Deadline if asked.elapsed() < left.mul_f64(ANSWERED) => {
-                return Err(e.as_kind(Kind::Other));
-            }
-            // The slice's, not the whole.
-            Kind::Deadline => end.saturating_duration_since(asked) > left,
-            _ => false,
-        };
-        if !again || Instant::now() >= end {
-            return Err(e);
-        }
-    }
+        answer
+            .map(drop)
+            .map_err(|e| client::from_ttrpc(&format!("start pod {name}"), e))
+    };
+    patience.ask(call).await
 }
 
 /// Removes what was made and hands the reason back; what could not be removed is told at once.

@@ -25,6 +25,7 @@ mod network;
 mod output;
 mod owed;
 mod parse;
+mod patience;
 mod plan;
 mod progress;
 mod ps;
