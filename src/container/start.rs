@@ -13,6 +13,9 @@ use crate::clock::unix_nanos;
 use crate::error::{Kind, Result};
 use crate::job::{self, Ask, Job, Waiter};
 
+/// How long a runtime may take to see that what it starts has ended; the exit waits for it, to come after the start.
+const HANGS_AFTER: Duration = Duration::from_secs(5);
+
 /// See [`super::Containers::start_within`].
 pub(super) async fn join(
     shared: &Arc<Shared>,
@@ -121,7 +124,16 @@ async fn start(shared: &Shared, container: &Arc<Container>) -> Result<u32> {
     let starting = fixed
         .runtime
         .start(&shared.reaper, &fixed.bundle, &fixed.id);
-    let started = container.unless_cancelled(starting).await;
+    let starting = container.unless_cancelled(starting);
+    let started = tokio::select! {
+        biased;
+        started = starting => started,
+        // Dropping the wait ends the runtime.
+        () = ended(container) => Err(container.inner().refusal(
+            "start",
+            "its init process has ended, and the OCI runtime's start hangs",
+        )),
+    };
     let pid = container.step(|inner| {
         inner.end_start(started.is_ok().then_some(at));
         let pid = inner.init.pid();
@@ -133,6 +145,12 @@ async fn start(shared: &Shared, container: &Arc<Container>) -> Result<u32> {
     started.map_err(|e| e.within(format!("start container {}", fixed.id)))?;
     shared.save_or_warn(container);
     Ok(pid)
+}
+
+/// Resolves when init has been gone for so long that a runtime which still starts it hangs.
+async fn ended(container: &Container) {
+    container.until(Duration::MAX, |inner| inner.ending).await;
+    tokio::time::sleep(HANGS_AFTER).await;
 }
 
 /// See [`super::Containers::pause`].

@@ -15,11 +15,13 @@ fn gives_up(peer: &str, verb: &str, name: &str) {
         };
         let (daemon, rootfs) = (Containerd::start(&peer), rootfs::make());
         let slow = runtime(&require::find("runc").unwrap());
+        let named = format!("BinaryName = \"{}\"\n", slow.path.display());
+        std::fs::write("/run/options.toml", named).unwrap();
         let run_as = |id: &str, timeout: &str| {
             let mut command = daemon.ctr_command();
             command.args(["--timeout", timeout, "run", "-d"]);
-            command.args(["--runtime", "io.containerd.podvisor.v1", "--runc-binary"]);
-            command.arg(&slow.path);
+            command.args(["--runtime", "io.containerd.podvisor.v1"]);
+            command.args(["--runtime-config-path", "/run/options.toml"]);
             command.args(["--rootfs", rootfs.str(), id, "/bin/sleep", "1000"]);
             run(&mut command, Duration::from_secs(120))
         };

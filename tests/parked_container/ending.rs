@@ -7,8 +7,9 @@ use podvisor::container::Status;
 use podvisor::error::Kind;
 
 use crate::daemon::signal;
-use crate::kit::{Kit, SHORT, delete, each_runtime, kill, open, with_runc};
-use crate::rig::{BOUND, called, container, gone};
+use crate::kit::{Kit, SHORT, delete, each_runtime, kill, open, wait, with_runc};
+use crate::rig::{self, BOUND, Pod, called, container, gone};
+use crate::support::{Snapshot, eventually, require, rootfs, sandboxed};
 
 const INTERVAL: Duration = Duration::from_millis(1500);
 const SETTINGS: &str = "[parking]\ninterval = 1.5\n";
@@ -156,6 +157,98 @@ fn delete_undoes_the_parked_container_of_a_supervisor_that_was_killed() {
             ));
             kit.pod.kill_supervisor();
             kit.pod.bundle.delete();
+        },
+    );
+}
+
+/// It is given as any other, and its end is told like any other's.
+#[test]
+fn a_parked_container_whose_init_has_died_is_given_and_has_ended() {
+    with_runc(
+        "ending::a_parked_container_whose_init_has_died_is_given_and_has_ended",
+        "",
+        |kit| {
+            let c1 = kit.parked("c1");
+            let init = kit.pod.record().unwrap().containers["c1"].init.unwrap();
+            init.signal(9).unwrap();
+            gone(init.pid);
+            let pid = kit.create(&c1, BOUND).unwrap();
+            assert_eq!(i32::try_from(pid).unwrap(), init.pid);
+            let probe = kit.pod.probe();
+            assert_eq!(wait(&probe, "c1").unwrap(), 137);
+            assert_eq!(probe.task_state("c1").unwrap(), "STOPPED");
+            delete(&probe, "c1").unwrap();
+            kit.with_pod.assert_unchanged();
+        },
+    );
+}
+
+/// A supervisor that has nothing but a container nobody has been given.
+fn without_a_sandbox(name: &str, settings: &str, end: impl FnOnce(&Kit)) {
+    sandboxed(name, || {
+        rig::settings(settings);
+        let runtime = crate::kit::runtime(&require::find("runc").unwrap());
+        let (rootfs, before) = (rootfs::make(), Snapshot::take());
+        let pod = Pod::launch("p1");
+        let with_pod = Snapshot::take();
+        let kit = Kit {
+            pod,
+            runtime,
+            rootfs,
+            before,
+            with_pod,
+        };
+        kit.parked("c1");
+        end(&kit);
+        kit.before.assert_unchanged();
+    });
+}
+
+#[test]
+fn a_supervisor_without_a_sandbox_leaves_after_the_container_nobody_took() {
+    without_a_sandbox(
+        "ending::a_supervisor_without_a_sandbox_leaves_after_the_container_nobody_took",
+        "idle_timeout = 1.0\n[parking]\ninterval = 1.0\n",
+        |kit| gone(kit.pod.supervisor()),
+    );
+}
+
+/// What containerd sends after a Create that timed out.
+#[test]
+fn a_shutdown_of_the_task_service_takes_what_nobody_has_been_given() {
+    without_a_sandbox(
+        "ending::a_shutdown_of_the_task_service_takes_what_nobody_has_been_given",
+        "",
+        |kit| {
+            let supervisor = kit.pod.supervisor();
+            let request = podvisor::proto::task_v3::shim::ShutdownRequest {
+                id: "c1".into(),
+                ..Default::default()
+            };
+            let probe = kit.pod.probe();
+            let tasks = probe.client.task();
+            probe
+                .block(tasks.shutdown(rig::limit(BOUND), &request))
+                .unwrap();
+            gone(supervisor);
+        },
+    );
+}
+
+/// `delete` for a container of a living pod touches it alone.
+#[test]
+fn delete_of_a_parked_container_leaves_its_pod() {
+    with_runc(
+        "ending::delete_of_a_parked_container_leaves_its_pod",
+        "",
+        |kit| {
+            let c1 = kit.parked("c1");
+            assert_eq!(c1.delete().exit_status, 137);
+            eventually(BOUND, "it is undone", || {
+                (!kit.pod.record()?.containers.contains_key("c1")).then_some(())
+            });
+            kit.with_pod.assert_unchanged();
+            assert_eq!(kit.pod.probe().status("p1").unwrap().0, "SANDBOX_READY");
         },
     );
 }

@@ -9,20 +9,19 @@ use crate::rig::{BOUND, called, container};
 use crate::support::fake::Act;
 
 /// A container that waits to be started, or one that runs with an exec `e` that does: the verb that starts it.
-fn waiting(kit: &Kit, exec_id: &str) -> &'static str {
-    let c1 = container("c1", "sleep 1000");
-    kit.create(&c1, BOUND).unwrap();
+fn waiting(kit: &Kit, id: &str, exec_id: &str) -> &'static str {
+    kit.create(&container(id, "sleep 1000"), BOUND).unwrap();
     if exec_id.is_empty() {
         return "START";
     }
     let probe = kit.pod.probe();
-    start(&probe, "c1", "", BOUND).unwrap();
-    exec(&probe, "c1", exec_id, "sleep 1000").unwrap();
+    start(&probe, id, "", BOUND).unwrap();
+    exec(&probe, id, exec_id, "sleep 1000").unwrap();
     "EXEC"
 }
 
 fn goes_on(kit: &Kit, exec_id: &str) {
-    let verb = waiting(kit, exec_id);
+    let verb = waiting(kit, "c1", exec_id);
     let gate = kit.closed(verb);
     let before = kit.runtime.count(verb);
     let probe = kit.pod.probe();
@@ -69,28 +68,28 @@ fn a_retry_after_a_start_that_nobody_waited_for_is_told_its_pid_once() {
         "starting::a_retry_after_a_start_that_nobody_waited_for_is_told_its_pid_once",
         "",
         |kit| {
-            for exec_id in ["", "e"] {
-                let verb = waiting(kit, exec_id);
+            for (id, exec_id) in [("c1", ""), ("c2", "e")] {
+                let verb = waiting(kit, id, exec_id);
                 let gate = kit.closed(verb);
                 let probe = kit.pod.probe();
-                start(&probe, "c1", exec_id, SHORT).unwrap_err();
+                start(&probe, id, exec_id, SHORT).unwrap_err();
                 open(&gate);
                 crate::support::eventually(BOUND, "it runs", || {
-                    (running(kit, exec_id)).then_some(())
+                    (running(kit, id, exec_id)).then_some(())
                 });
-                let pid = start(&probe, "c1", exec_id, BOUND).unwrap();
+                let pid = start(&probe, id, exec_id, BOUND).unwrap();
                 assert!(pid > 0);
-                let second = start(&probe, "c1", exec_id, BOUND).unwrap_err();
+                let second = start(&probe, id, exec_id, BOUND).unwrap_err();
                 assert_eq!(second.kind(), Kind::State, "{second}");
-                kit.remove("c1");
+                kit.remove(id);
             }
         },
     );
 }
 
-fn running(kit: &Kit, exec_id: &str) -> bool {
+fn running(kit: &Kit, id: &str, exec_id: &str) -> bool {
     let request = podvisor::proto::task_v3::shim::StateRequest {
-        id: "c1".into(),
+        id: id.into(),
         exec_id: exec_id.into(),
         ..Default::default()
     };
@@ -105,12 +104,12 @@ fn running(kit: &Kit, exec_id: &str) -> bool {
 #[test]
 fn starts_that_overlap_are_one_start() {
     with_runc("starting::starts_that_overlap_are_one_start", "", |kit| {
-        for exec_id in ["", "e"] {
-            let verb = waiting(kit, exec_id);
+        for (id, exec_id) in [("c1", ""), ("c2", "e")] {
+            let verb = waiting(kit, id, exec_id);
             let before = kit.runtime.count(verb);
             let gate = kit.closed(verb);
             let starts: Vec<_> = (0..3)
-                .map(|_| kit.start_aside("c1", exec_id, BOUND))
+                .map(|_| kit.start_aside(id, exec_id, BOUND))
                 .collect();
             called(&kit.runtime, verb, before + 1);
             std::thread::sleep(Duration::from_millis(300));
@@ -121,7 +120,7 @@ fn starts_that_overlap_are_one_start() {
                 .collect();
             assert!(pids.iter().all(|p| *p == pids[0] && *p > 0), "{pids:?}");
             assert_eq!(kit.runtime.count(verb), before + 1);
-            kit.remove("c1");
+            kit.remove(id);
         }
     });
 }
@@ -132,8 +131,8 @@ fn a_start_that_fails_is_told_to_everybody_and_may_be_tried_again() {
         "starting::a_start_that_fails_is_told_to_everybody_and_may_be_tried_again",
         "",
         |kit| {
-            for exec_id in ["", "e"] {
-                let verb = waiting(kit, exec_id);
+            for (id, exec_id) in [("c1", ""), ("c2", "e")] {
+                let verb = waiting(kit, id, exec_id);
                 let gate = kit.closed(verb);
                 let acts = [
                     Act::WaitFor(gate.clone()),
@@ -142,21 +141,48 @@ fn a_start_that_fails_is_told_to_everybody_and_may_be_tried_again() {
                 ];
                 kit.runtime.on(verb, &acts);
                 let probe = kit.pod.probe();
-                start(&probe, "c1", exec_id, SHORT).unwrap_err();
+                start(&probe, id, exec_id, SHORT).unwrap_err();
                 let watchers: Vec<_> = (0..2)
-                    .map(|_| kit.start_aside("c1", exec_id, BOUND))
+                    .map(|_| kit.start_aside(id, exec_id, BOUND))
                     .collect();
                 std::thread::sleep(Duration::from_millis(300));
                 open(&gate);
                 for watcher in watchers {
                     let error = watcher.join().unwrap().unwrap_err();
                     assert_eq!(error.kind(), Kind::Other, "{error}");
-                    assert!(error.to_string().contains("no luck today"), "{error}");
+                    let text = error.to_string();
+                    // What the runtime of an exec prints goes where the exec's own output goes.
+                    assert!(text.contains("/run/fakes/slow"), "{text}");
+                    assert!(
+                        text.contains("no luck today") || text.contains("exit status 3"),
+                        "{text}"
+                    );
                 }
                 kit.runtime.on(verb, &[]);
-                start(&probe, "c1", exec_id, BOUND).unwrap();
-                kit.remove("c1");
+                start(&probe, id, exec_id, BOUND).unwrap();
+                kit.remove(id);
             }
+            kit.with_pod.assert_unchanged();
+        },
+    );
+}
+
+/// A container whose init was killed while the runtime hangs in `start` has ended, and soon.
+#[test]
+fn a_runtime_that_hangs_in_start_does_not_hide_the_end_of_its_container() {
+    each_runtime(
+        "starting::a_runtime_that_hangs_in_start_does_not_hide_the_end_of_its_container",
+        "",
+        |kit| {
+            let verb = waiting(kit, "c1", "");
+            kit.closed(verb);
+            let starting = kit.start_aside("c1", "", BOUND);
+            called(&kit.runtime, verb, 1);
+            let pid = kit.runtime.calls_of(verb)[0].pid;
+            kit.remove("c1");
+            let error = starting.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), Kind::State, "{error}");
+            crate::rig::gone(pid);
             kit.with_pod.assert_unchanged();
         },
     );
