@@ -244,14 +244,18 @@ impl Pod {
         if !self.is_empty() {
             return Ok(());
         }
-        let _work = self.shared.work.lock().await;
-        if !self.is_empty() {
-            return Ok(());
-        }
-        self.take_directory().await?;
-        self.shared.journal.update(|r| r.state = State::TaskOnly)?;
-        self.lock().phase = Phase::TaskOnly;
-        Ok(())
+        // Boxed: it is large, and not for the containers that come later.
+        Box::pin(async {
+            let _work = self.shared.work.lock().await;
+            if !self.is_empty() {
+                return Ok(());
+            }
+            self.take_directory().await?;
+            self.shared.journal.update(|r| r.state = State::TaskOnly)?;
+            self.lock().phase = Phase::TaskOnly;
+            Ok(())
+        })
+        .await
     }
 
     fn is_empty(&self) -> bool {
