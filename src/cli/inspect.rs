@@ -1,6 +1,6 @@
 //! `podvisor inspect`: the whole record of a pod, what its supervisor says now, and its stages with their times.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value, json};
 
@@ -168,6 +168,11 @@ async fn status(record: &Record) -> Value {
         Err(e) => json!({ "error": e.to_string() }),
     };
     status["live"] = live;
+    let parked = ps::parked(record).map(|(id, since)| {
+        let age = SystemTime::now().duration_since(since).unwrap_or_default();
+        json!({ "id": id, "age_seconds": age.as_secs() })
+    });
+    status["parked_containers"] = parked.collect();
     status
 }
 

@@ -23,21 +23,12 @@ use super::attach::Signals;
 use super::failure::{Failure, PODVISOR_FAILED};
 use super::host::{Host, private_dir};
 use super::names::{self, Reserved};
+use super::patience::Patience;
 use super::plan::Plan;
 use super::{output, progress, remove, supervisor};
 
 /// CreateSandbox writes files and makes no network: what takes this long hangs.
 const CREATE_LIMIT: Duration = Duration::from_secs(30);
-
-/// How long a command that joins asks at a time. Whoever began the pod may have left; then the result goes to a request
-/// that comes after it is ready, and one that watches is held until its own deadline.
-const JOIN_SLICE: Duration = Duration::from_secs(1);
-
-/// The answer that our time is over comes after this part of it, not before (a supervisor keeps 5 %).
-const ANSWERED: f64 = 0.9;
-
-/// A result that became ready while we watched is taken by asking again; more often than this something is wrong.
-const TRIES: u32 = 3;
 
 /// Between looks at a pod whose name is wanted and which is going away.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
@@ -121,7 +112,7 @@ async fn once(
         Ok(client) => client,
         Err(e) => return Err(give_up(host, &id, &name, e.into()).await),
     };
-    let patience = Patience::whole(plan.timeout);
+    let patience = Patience::first(plan.timeout);
     start(host, patience, client, &id, &name, signals).await
 }
 
@@ -160,11 +151,7 @@ async fn join(
         Err(e) if is_going(&e) => return Ok(Outcome::Going(e)),
         Err(e) => return Err(e.into()),
     };
-    let patience = Patience {
-        whole: plan.timeout,
-        slice: JOIN_SLICE,
-        joined: true,
-    };
+    let patience = Patience::joining(plan.timeout);
     start(host, patience, client, owner, name, signals).await
 }
 
@@ -180,26 +167,6 @@ fn is_joinable(record: &Record) -> bool {
 /// Refused for now, or closed in mid-sentence: the supervisor of another's pod is going.
 fn is_going(error: &Error) -> bool {
     matches!(error.kind(), Kind::Busy | Kind::Gone)
-}
-
-/// How long to wait for a pod, and for one answer.
-#[derive(Clone, Copy, Debug)]
-struct Patience {
-    whole: Duration,
-    slice: Duration,
-    /// The pod is another command's.
-    joined: bool,
-}
-
-impl Patience {
-    /// In one request, which has the pod as soon as it is ready.
-    fn whole(whole: Duration) -> Self {
-        Self {
-            whole,
-            slice: whole,
-            joined: false,
-        }
-    }
 }
 
 async fn create(host: &Host, plan: &Plan, client: &Client, id: &str, name: &str) -> Result<()> {
@@ -251,7 +218,7 @@ async fn start(
             ));
         }
         // Not ours to undo, and done with in a moment.
-        Err(e) if patience.joined && is_going(&e) => return Ok(Outcome::Going(e)),
+        Err(e) if patience.joins() && is_going(&e) => return Ok(Outcome::Going(e)),
         Err(e) => return Err(give_up(host, id, name, e.into()).await),
     }
     match supervisor::reread(host, id) {
@@ -260,43 +227,22 @@ async fn start(
     }
 }
 
-/// StartSandbox, and again when it says that the result has become ready for whoever asks next.
+/// StartSandbox, for as long as we wait.
 async fn ask(client: &Client, id: &str, name: &str, patience: Patience) -> Result<()> {
-    let end = Instant::now() + patience.whole;
     let request = StartSandboxRequest {
         sandbox_id: id.to_owned(),
         ..Default::default()
     };
-    let mut refused = 0;
-    loop {
-        // Zero would mean no limit at all.
-        let left = end
-            .saturating_duration_since(Instant::now())
-            .min(patience.slice)
-            .max(Duration::from_millis(1));
-        let asked = Instant::now();
+    let call = async |left| {
         let answer = client
             .sandbox()
             .start_sandbox(client::context(Some(left)), &request)
             .await;
-        let Err(e) = answer.map_err(|e| client::from_ttrpc(&format!("start pod {name}"), e)) else {
-            return Ok(());
-        };
-        refused += u32::from(e.kind() == Kind::Busy);
-        let again = match e.kind() {
-            Kind::Busy => refused < TRIES,
-            // Not ours: some step of the creation had one, and that has failed.
-            Kind::Deadline if asked.elapsed() < left.mul_f64(ANSWERED) => {
-                return Err(e.as_kind(Kind::Other));
-            }
-            // The slice's, not the whole.
-            Kind::Deadline => end.saturating_duration_since(asked) > left,
-            _ => false,
-        };
-        if !again || Instant::now() >= end {
-            return Err(e);
-        }
-    }
+        answer
+            .map(drop)
+            .map_err(|e| client::from_ttrpc(&format!("start pod {name}"), e))
+    };
+    patience.ask(call).await
 }
 
 /// Removes what was made and hands the reason back; what could not be removed is told at once.

@@ -26,6 +26,7 @@ mod network;
 mod output;
 mod owed;
 mod parse;
+mod patience;
 mod plan;
 mod progress;
 mod ps;

@@ -1,9 +1,11 @@
 //! `podvisor ps`: the pods of a namespace, read from their journals; no supervisor is asked.
 
+use std::time::SystemTime;
+
 use serde_json::{Value, json};
 
 use crate::clock;
-use crate::container::Status;
+use crate::container::{ContainerRecord, Status};
 use crate::network::PortMapping;
 use crate::pod::history::Activity;
 use crate::pod::record::{self, Effect, Found, Record, State};
@@ -138,6 +140,25 @@ fn running(record: &Record) -> usize {
         .count()
 }
 
+/// Made, and nobody has come for them yet: since when.
+pub fn parked(record: &Record) -> impl Iterator<Item = (&str, SystemTime)> {
+    let since = |c: &ContainerRecord| Some(clock::from_unix_nanos(c.parked_at?));
+    let containers = record.containers.iter();
+    containers.filter_map(move |(id, c)| Some((id.as_str(), since(c)?)))
+}
+
+/// How many run, of how many; those that are parked with the age of the oldest.
+fn containers(record: &Record) -> String {
+    let counted = format!("{}/{}", running(record), record.containers.len());
+    match parked(record).map(|(_, since)| since).min() {
+        None => counted,
+        Some(since) => {
+            let count = parked(record).count();
+            format!("{counted} ({count} parked, {})", output::age(since))
+        }
+    }
+}
+
 fn row(host: &Host, found: &Found) -> Vec<String> {
     match found {
         Found::Record(r) => vec![
@@ -147,7 +168,7 @@ fn row(host: &Host, found: &Found) -> Vec<String> {
             output::age(clock::from_unix_nanos(r.created_at)),
             address(r),
             ports(r),
-            format!("{}/{}", running(r), r.containers.len()),
+            containers(r),
         ],
         Found::Broken { id, .. } => {
             let name = names::of(host, id).unwrap_or_default();
@@ -216,6 +237,7 @@ fn document(host: &Host, found: &Found) -> Value {
             "ports": r.network.ports,
             "containers": r.containers.len(),
             "running": running(r),
+            "parked": parked(r).count(),
         }),
         Found::Broken {
             namespace,
@@ -235,6 +257,7 @@ fn document(host: &Host, found: &Found) -> Value {
             "ports": [],
             "containers": null,
             "running": null,
+            "parked": null,
         }),
     }
 }

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::record::{ContainerRecord, ExitRecord, Status};
 use crate::cgroup::Group;
 use crate::error::{Error, Kind, Result};
+use crate::job::Job;
 use crate::process::Child;
 use crate::stdio::Io;
 
@@ -41,6 +42,8 @@ pub(super) struct Process {
     pub child: Option<Child>,
     pub io: Option<Arc<Io>>,
     pub streams: Streams,
+    /// Its start, or the last try of one.
+    pub start: Option<Job<u32>>,
     /// CloseIO came, maybe before there was anything to close.
     pub stdin_closed: bool,
     /// Holds the exit once it is announced; waiters of a process that is dropped learn it from the closed channel.
@@ -59,6 +62,8 @@ pub(super) struct Exec {
 pub(super) struct Inner {
     pub record: ContainerRecord,
     pub creating: bool,
+    /// Created, and nobody has been given it: its exit is not watched, nothing of it was announced.
+    pub parked: bool,
     pub paused: bool,
     /// Init has ended; its exit is announced when the execs have ended too. No exec starts from here on.
     pub ending: bool,
@@ -76,6 +81,7 @@ impl Process {
             child: None,
             io: None,
             streams,
+            start: None,
             stdin_closed: false,
             exit: watch::Sender::new(None),
         }
@@ -126,6 +132,7 @@ impl Inner {
         Self {
             record,
             creating: true,
+            parked: false,
             paused: false,
             ending: false,
             removed: false,
@@ -287,6 +294,7 @@ mod tests {
             rootfs_mounted: false,
             status: Status::Created,
             created_at: 1,
+            parked_at: None,
             started_at: None,
             exit: None,
             stdin: String::new(),

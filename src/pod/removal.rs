@@ -19,6 +19,9 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 /// How long StopSandbox goes on retrying a step that fails before it says "pending".
 const STOP_BUDGET: Duration = Duration::from_secs(5);
 
+/// How long Task.Shutdown waits for containers that nobody has been given: containerd gives it 3 s.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(2);
+
 /// How long the exit of a process that is gone may take to come from the reaper.
 const EXIT_LIMIT: Duration = Duration::from_secs(1);
 
@@ -73,8 +76,23 @@ impl Pod {
         if self.is_sandbox(id) {
             return self.shutdown(id).await;
         }
-        self.retire();
+        if !self.retire() && self.has_only_unclaimed_containers() {
+            // Who says this does not come back for them: containerd, after a Create that timed out.
+            let pod = self.clone();
+            let leaving = tokio::spawn(async move {
+                let stopped = pod.shared.containers.stop_all(Duration::ZERO, true).await;
+                if let Err(error) = stopped {
+                    tracing::error!(%error, "undo containers that nobody has been given");
+                }
+                pod.retire();
+            });
+            let _ = timeout(SHUTDOWN_PATIENCE, leaving).await;
+        }
         Ok(())
+    }
+
+    fn has_only_unclaimed_containers(&self) -> bool {
+        matches!(self.lock().phase, Phase::TaskOnly) && self.shared.containers.are_all_unclaimed()
     }
 
     /// Leaves if there is nothing to live for; says whether it does. What comes after is refused.

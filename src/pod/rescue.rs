@@ -394,6 +394,7 @@ mod tests {
             rootfs_mounted: false,
             status: Status::Running,
             created_at: 0,
+            parked_at: None,
             started_at: None,
             exit,
             stdin: String::new(),
