@@ -18,7 +18,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::statfs::statfs;
 
-use super::{disk, markers, userns};
+use super::{NetworkRecord, disk, markers, userns};
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
 use crate::sys;
@@ -35,6 +35,11 @@ pub fn path(config: &Config, namespace: &str, sandbox_id: &str) -> PathBuf {
         .runtime_root
         .join("netns")
         .join(markers::hash(namespace, sandbox_id))
+}
+
+/// Where the netns of this network is (to be) pinned: whichever sandbox has it, its place stays.
+pub fn of_record(config: &Config, record: &NetworkRecord) -> PathBuf {
+    config.runtime_root.join("netns").join(record.place())
 }
 
 /// Makes a netns on a thread of its own, `lo` up, and pins it at `path`. The intent must be on record before.

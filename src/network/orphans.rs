@@ -4,22 +4,46 @@
 //! after it. It is told by what it was given: CNI's environment with the pod's id and netns.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::{NetworkRecord, netns};
+use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::process::Identity;
 
 /// Name of a guard's process.
 const GUARD: &str = "podvisor-guard";
 
+/// The same for every attachment of a record: each by the names that its plugins were given, whichever sandbox has it now.
+pub async fn kill_orphans_of(
+    config: &Config,
+    record: &NetworkRecord,
+    supervisor: Option<i32>,
+    limit: Duration,
+) -> Result<()> {
+    let mut told: Vec<(String, PathBuf)> = Vec::new();
+    for on in record.attachments().into_iter().filter(|on| on.owes_del) {
+        let pinned = on.netns.is_absolute().then_some(on.netns);
+        let netns = pinned.unwrap_or_else(|| netns::of_record(config, record));
+        if !on.container_id.is_empty() && !told.contains(&(on.container_id.clone(), netns.clone()))
+        {
+            told.push((on.container_id, netns));
+        }
+    }
+    for (container_id, netns) in &told {
+        kill_orphans(container_id, netns, supervisor, limit).await?;
+    }
+    Ok(())
+}
+
 /// SIGKILL to what is left of this attachment's plugins, and waits until it is gone.
 ///
 /// `supervisor`: pid of the dead one, whose session its plugins are in; `None`: not known, any session without a leader.
 /// A daemon that a plugin put into a session of its own lives on: its DEL may need it.
-pub async fn kill_orphans(
+async fn kill_orphans(
     container_id: &str,
     netns: &Path,
     supervisor: Option<i32>,

@@ -111,6 +111,20 @@ impl Slot {
             .filter(|(_, id)| crate::id::check("sandbox id", id).is_ok())
     }
 
+    /// Its pod has another sandbox now; what its plugins were told stays as it was.
+    pub(super) fn set_sandbox(&self, sandbox_id: &str) -> Result<()> {
+        match self.read::<Owner>(OWNER) {
+            Ok(owner) if owner.sandbox_id != sandbox_id => {
+                let owner = Owner {
+                    sandbox_id: sandbox_id.to_owned(),
+                    ..owner
+                };
+                self.write(OWNER, &owner)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Takes away what an earlier ADD left. add-started goes first: cut short, nothing is owed that was not before.
     pub(super) fn clear(&self) -> Result<()> {
         let stale: Vec<PathBuf> = [STARTED, PARTIAL, RESULT, STOPPED]
@@ -191,6 +205,9 @@ impl Slot {
                 .or_else(|| attachment.map(|a| a.netns.clone()))
                 .unwrap_or_default(),
             owes_del: self.owes_del(),
+            begun_at: std::fs::metadata(self.path(STARTED))
+                .and_then(|m| m.modified())
+                .ok(),
             result: self.read_result(),
         }
     }
