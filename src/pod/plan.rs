@@ -4,8 +4,12 @@
 //! bundle (containerd's sandbox API), one that sends neither. All end in the same [`Plan`], whose digest tells a
 //! repeated request from a different one. Nothing here touches the system.
 
+mod cri;
+mod networks;
+mod spec;
+
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -13,12 +17,9 @@ use sha2::{Digest, Sha256};
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::id;
-use crate::infra::{self, Dns, IdMapping, InfraSpec, Namespace};
-use crate::network::{self, PortMapping};
-use crate::proto::cri::sandbox_config::{
-    NamespaceMode, NamespaceOption, PodSandboxConfig, Protocol, UserNamespace,
-};
+use crate::infra::{self, Dns, InfraSpec, Namespace};
+use crate::network::PortMapping;
+use crate::proto::cri::sandbox_config::PodSandboxConfig;
 use crate::spec::Spec;
 
 /// Annotation that chooses the CNI networks: names with `,` between them, each for the next of eth0, eth1, ... or, as
@@ -27,9 +28,6 @@ pub const NETWORK_ANNOTATION: &str = "io.podvisor.network";
 
 /// oom_score_adj of an infra process (what the kubelet gives a pod's first process).
 const INFRA_OOM_SCORE: i32 = -998;
-
-/// Most networks of one pod: all of them share the bound of one DEL.
-const MAX_NETWORKS: usize = 16;
 
 /// Size of the pod's /dev/shm (what container engines give).
 const SHM_SIZE: u64 = 64 << 20;
@@ -180,170 +178,6 @@ impl Plan {
         }
     }
 
-    fn take_spec(&mut self, spec: &Spec) -> Result<()> {
-        let listed = spec.namespaces();
-        if listed.iter().any(|(kind, _)| kind == "user") {
-            return Err(Error::new(
-                Kind::Unsupported,
-                "make the pod's user namespace from an OCI spec: not built yet; send a PodSandboxConfig with userns_options",
-            ));
-        }
-        let of = |kind: &str| match listed.iter().find(|(k, _)| k == kind) {
-            None => Namespace::Host,
-            Some((_, None)) => Namespace::New,
-            Some((_, Some(path))) => Namespace::Path(path.clone()),
-        };
-        self.infra.network = of("network");
-        self.infra.ipc = of("ipc");
-        self.infra.uts = of("uts");
-        self.infra.pid = of("pid");
-        self.infra.sysctls = spec.sysctls();
-        if !spec.hostname().is_empty() {
-            self.hostname = infra::hostname(spec.hostname());
-        }
-        self.cgroups_path = spec.cgroups_path().map(str::to_owned);
-        self.annotations.extend(spec.annotations());
-        Ok(())
-    }
-
-    fn take_pod(&mut self, pod: &PodSandboxConfig) -> Result<()> {
-        if let Some(meta) = pod.metadata.as_ref() {
-            self.name = meta.name.clone();
-            self.pod_namespace = meta.namespace.clone();
-            self.uid = meta.uid.clone();
-            self.attempt = meta.attempt;
-        }
-        let wanted = if pod.hostname.is_empty() {
-            &self.name
-        } else {
-            &pod.hostname
-        };
-        if !wanted.is_empty() {
-            self.hostname = infra::hostname(wanted);
-        }
-        self.log_directory = pod.log_directory.clone();
-        self.labels.extend(pod.labels.clone());
-        self.annotations.extend(pod.annotations.clone());
-        self.dns = pod.dns_config.as_ref().map(|dns| Dns {
-            servers: dns.servers.clone(),
-            searches: dns.searches.clone(),
-            options: dns.options.clone(),
-        });
-        for port in &pod.port_mappings {
-            self.ports.extend(port_mapping(
-                port.protocol.enum_value_or_default(),
-                port.host_port,
-                port.container_port,
-                &port.host_ip,
-            )?);
-        }
-        let Some(linux) = pod.linux.as_ref() else {
-            return Ok(());
-        };
-        if !linux.cgroup_parent.is_empty() {
-            self.cgroup_parent = Some(linux.cgroup_parent.clone());
-        }
-        self.infra.sysctls.extend(linux.sysctls.clone());
-        if let Some(options) = linux.security_context.namespace_options.as_ref() {
-            self.take_namespaces(options)?;
-        }
-        Ok(())
-    }
-
-    fn take_namespaces(&mut self, options: &NamespaceOption) -> Result<()> {
-        let node = |mode: protobuf::EnumOrUnknown<NamespaceMode>| {
-            mode.enum_value_or_default() == NamespaceMode::NODE
-        };
-        if node(options.network) {
-            // The host's network has no uts namespace of its own either: its hostname is the host's.
-            self.infra.network = Namespace::Host;
-            self.infra.uts = Namespace::Host;
-        }
-        if node(options.ipc) {
-            self.infra.ipc = Namespace::Host;
-        }
-        if node(options.pid) {
-            self.infra.pid = Namespace::Host;
-        }
-        if let Some(user) = options.userns_options.as_ref() {
-            self.take_user(user)?;
-        }
-        Ok(())
-    }
-
-    fn take_user(&mut self, user: &UserNamespace) -> Result<()> {
-        let pod = user.mode.enum_value_or_default() == NamespaceMode::POD;
-        if !pod {
-            if user.uids.is_empty() && user.gids.is_empty() {
-                return Ok(());
-            }
-            return Err(invalid(
-                "id mappings need a user namespace of the pod; leave them out or use mode POD",
-            ));
-        }
-        let (uids, gids) = (user.uids.as_slice(), user.gids.as_slice());
-        let ([uid], [gid]) = (uids, gids) else {
-            return Err(invalid(
-                "a pod's user namespace needs exactly one uid range and one gid range",
-            ));
-        };
-        if uid.length == 0 || gid.length == 0 {
-            return Err(invalid(
-                "a range of a pod's user namespace needs a length of at least 1",
-            ));
-        }
-        self.infra.user = Namespace::New;
-        let map = |m: &crate::proto::cri::sandbox_config::IDMapping| IdMapping {
-            container_id: m.container_id,
-            host_id: m.host_id,
-            size: m.length,
-        };
-        self.infra.uid_mappings = vec![map(uid)];
-        self.infra.gid_mappings = vec![map(gid)];
-        Ok(())
-    }
-
-    fn choose_network(&mut self, netns_path: &str) -> Result<()> {
-        if !netns_path.is_empty() {
-            if !Path::new(netns_path).is_absolute() {
-                return Err(invalid(&format!(
-                    "netns_path {netns_path:?} is not absolute"
-                )));
-            }
-            self.infra.network = Namespace::Path(netns_path.into());
-        }
-        let name = self
-            .annotations
-            .get(NETWORK_ANNOTATION)
-            .cloned()
-            .unwrap_or_default();
-        self.network = match &self.infra.network {
-            Namespace::Host => NetworkPlan::Host,
-            Namespace::Path(path) => NetworkPlan::Given(path.clone()),
-            Namespace::New if name == "none" => NetworkPlan::Loopback,
-            Namespace::New => {
-                let mut wanted = networks(&name)?;
-                let ifnames: Vec<&str> = wanted.iter().map(|w| w.ifname.as_str()).collect();
-                let wishes = network::wishes(&self.annotations, &ifnames)?;
-                for (wanted, wishes) in wanted.iter_mut().zip(wishes) {
-                    wanted.capabilities = wishes;
-                }
-                NetworkPlan::Ours(wanted)
-            }
-        };
-        if !self.ports.is_empty() && !matches!(self.network, NetworkPlan::Ours(_)) {
-            if matches!(self.network, NetworkPlan::Given(_)) {
-                // CRI has published them through its own CNI call already.
-                self.ports.clear();
-            } else {
-                return Err(invalid(
-                    "ports can only be published on a pod network of ours; leave them out with host or no network",
-                ));
-            }
-        }
-        Ok(())
-    }
-
     fn finish(&mut self, config: &Config) -> Result<()> {
         if self.infra.uts == Namespace::Host {
             self.hostname.clear();
@@ -363,72 +197,6 @@ impl Plan {
     }
 }
 
-/// The networks that the annotation names.
-fn networks(text: &str) -> Result<Vec<Wanted>> {
-    let mut wanted: Vec<Wanted> = Vec::new();
-    for (n, part) in text.split(',').map(str::trim).enumerate() {
-        let (network, ifname) = match part.split_once('@') {
-            Some((network, ifname)) => (network, ifname.to_owned()),
-            None => (part, format!("eth{n}")),
-        };
-        if !text.is_empty() {
-            id::check_network(network)?;
-        }
-        id::check_interface(&ifname)?;
-        if matches!(network, "none" | "host") || ifname == "lo" {
-            return Err(invalid(&format!(
-                "annotation {NETWORK_ANNOTATION} = {text:?}: \"none\" and \"host\" cannot be among other networks, and lo is the pod's own"
-            )));
-        }
-        if wanted.iter().any(|w| w.ifname == ifname) {
-            return Err(invalid(&format!(
-                "annotation {NETWORK_ANNOTATION} = {text:?}: interface {ifname} comes twice"
-            )));
-        }
-        wanted.push(Wanted {
-            network: network.to_owned(),
-            ifname,
-            capabilities: Map::new(),
-        });
-    }
-    if wanted.len() > MAX_NETWORKS {
-        return Err(invalid(&format!(
-            "annotation {NETWORK_ANNOTATION} names {} networks; {MAX_NETWORKS} are the most",
-            wanted.len()
-        )));
-    }
-    Ok(wanted)
-}
-
-/// One CRI port mapping; host port 0 publishes nothing.
-fn port_mapping(
-    protocol: Protocol,
-    host: i32,
-    container: i32,
-    ip: &str,
-) -> Result<Option<PortMapping>> {
-    if host == 0 {
-        return Ok(None);
-    }
-    let port = |n: i32| {
-        u16::try_from(n)
-            .ok()
-            .filter(|n| *n > 0)
-            .ok_or_else(|| invalid(&format!("port {n} is not between 1 and 65535")))
-    };
-    Ok(Some(PortMapping {
-        host_port: port(host)?,
-        container_port: port(container)?,
-        protocol: match protocol {
-            Protocol::TCP => "tcp",
-            Protocol::UDP => "udp",
-            Protocol::SCTP => "sctp",
-        }
-        .to_owned(),
-        host_ip: ip.to_owned(),
-    }))
-}
-
 fn invalid(why: &str) -> Error {
     Error::new(
         Kind::Invalid,
@@ -437,149 +205,4 @@ fn invalid(why: &str) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::proto::cri::sandbox_config as cri;
-
-    fn request() -> Request {
-        Request {
-            id: "p1".into(),
-            ..Request::default()
-        }
-    }
-
-    fn pod(network: NamespaceMode) -> PodSandboxConfig {
-        let options = NamespaceOption {
-            network: network.into(),
-            ..Default::default()
-        };
-        let context = cri::LinuxSandboxSecurityContext {
-            namespace_options: Some(options).into(),
-            ..Default::default()
-        };
-        let linux = cri::LinuxPodSandboxConfig {
-            security_context: Some(context).into(),
-            ..Default::default()
-        };
-        PodSandboxConfig {
-            linux: Some(linux).into(),
-            ..Default::default()
-        }
-    }
-
-    fn plan(request: Request) -> Result<Plan> {
-        Plan::new(&Config::default(), request)
-    }
-
-    #[test]
-    fn a_request_with_neither_options_nor_spec_gets_a_network_of_ours() {
-        let plan = plan(request()).unwrap();
-        let wanted = Wanted {
-            ifname: "eth0".into(),
-            ..Wanted::default()
-        };
-        assert_eq!(plan.network, NetworkPlan::Ours(vec![wanted]));
-        assert_eq!(plan.hostname, "p1");
-    }
-
-    #[test]
-    fn a_netns_of_the_callers_is_the_callers() {
-        let request = Request {
-            netns_path: "/run/netns/cni-1".into(),
-            config: Some(pod(NamespaceMode::POD)),
-            ..request()
-        };
-        let plan = plan(request).unwrap();
-        assert_eq!(plan.network, NetworkPlan::Given("/run/netns/cni-1".into()));
-        assert!(!plan.owns_network());
-    }
-
-    #[test]
-    fn host_network_by_the_pods_options_or_by_a_spec_without_a_network_namespace() {
-        let by_options = Request {
-            config: Some(pod(NamespaceMode::NODE)),
-            ..request()
-        };
-        let plan_options = plan(by_options).unwrap();
-        assert_eq!(plan_options.network, NetworkPlan::Host);
-        assert_eq!(
-            plan_options.hostname, "",
-            "the host's uts namespace keeps the host's name"
-        );
-        let spec =
-            Spec::parse(br#"{"linux":{"namespaces":[{"type":"mount"},{"type":"ipc"}]}}"#).unwrap();
-        let by_spec = Request {
-            spec: Some(spec),
-            ..request()
-        };
-        assert_eq!(plan(by_spec).unwrap().network, NetworkPlan::Host);
-    }
-
-    #[test]
-    fn equal_requests_have_equal_digests_whatever_the_order_of_their_maps() {
-        let with = |pairs: &[(&str, &str)]| {
-            let mut config = pod(NamespaceMode::POD);
-            for (k, v) in pairs {
-                config.labels.insert((*k).into(), (*v).into());
-            }
-            let request = Request {
-                config: Some(config),
-                ..request()
-            };
-            plan(request).unwrap().digest().unwrap()
-        };
-        let (a, b) = (("a", "1"), ("b", "2"));
-        assert_eq!(with(&[a, b]), with(&[b, a]));
-        assert_ne!(with(&[a, b]), with(&[a]));
-    }
-
-    #[test]
-    fn bad_ports_and_mappings_are_refused() {
-        let mut config = pod(NamespaceMode::NODE);
-        config.port_mappings.push(cri::PortMapping {
-            host_port: 80,
-            container_port: 80,
-            ..Default::default()
-        });
-        let on_host = Request {
-            config: Some(config.clone()),
-            ..request()
-        };
-        assert_eq!(plan(on_host).unwrap_err().kind(), Kind::Invalid);
-        config.linux = Default::default();
-        config.port_mappings[0].container_port = 70_000;
-        let too_high = Request {
-            config: Some(config),
-            ..request()
-        };
-        assert_eq!(plan(too_high).unwrap_err().kind(), Kind::Invalid);
-    }
-
-    #[test]
-    fn several_networks_have_interfaces_in_their_order_or_by_name() {
-        let annotated = |pairs: &[(&str, &str)]| {
-            let pairs = pairs.iter().map(|(k, v)| ((*k).into(), (*v).into()));
-            plan(Request {
-                annotations: pairs.collect(),
-                ..request()
-            })
-        };
-        let on = |text: &str| annotated(&[(NETWORK_ANNOTATION, text)]);
-        let NetworkPlan::Ours(wanted) = on("a, b@net1,c").unwrap().network else {
-            panic!("not ours");
-        };
-        let pairs: Vec<_> = wanted
-            .iter()
-            .map(|w| (w.network.as_str(), w.ifname.as_str()))
-            .collect();
-        assert_eq!(pairs, [("a", "eth0"), ("b", "net1"), ("c", "eth2")]);
-        assert_eq!(on("none").unwrap().network, NetworkPlan::Loopback);
-        for text in [
-            "a,,b", "a@", "a@lo", "a@eth1,b", "a,none", "a@x/y", "../a", "@eth0", ",",
-        ] {
-            assert_eq!(on(text).unwrap_err().kind(), Kind::Invalid, "{text}");
-        }
-        let rate = ("kubernetes.io/ingress-bandwidth", "1");
-        assert_eq!(annotated(&[rate]).unwrap_err().kind(), Kind::Invalid);
-    }
-}
+mod tests;
