@@ -24,6 +24,7 @@ mod names;
 mod network;
 mod output;
 mod owed;
+mod parked;
 mod parse;
 mod plan;
 mod progress;

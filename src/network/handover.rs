@@ -147,7 +147,7 @@ impl Holder {
     }
 
     /// Another supervisor may have it.
-    fn is_takable(&self) -> bool {
+    pub fn is_takable(&self) -> bool {
         !self.is_alive() || self.is_parked()
     }
 }
@@ -196,6 +196,7 @@ pub async fn own(
     intent(&taken)?;
     taken.hold(&Holder {
         netns: netns::of_record(config, &taken),
+        made_for: before.made_for.clone(),
         ..holder.clone()
     })?;
     for slot in taken.slots() {
@@ -277,6 +278,11 @@ impl NetworkRecord {
         if let Err(error) = self.hold(&told) {
             tracing::warn!(%error, "those who wait under another id are not told");
         }
+    }
+
+    /// Something is where its netns is to be pinned.
+    pub fn netns_is_left(&self, config: &Config) -> bool {
+        netns::of_record(config, self).symlink_metadata().is_ok()
     }
 
     /// Counts as somebody who waits for it.

@@ -5,6 +5,7 @@
 //! uses the configuration and arguments of its ADD; nothing of a chain outlives its bound. Must never decide on DEL by
 //! anything but the record, and never touch a netns that the caller gave. The contract is in `docs/network.md`.
 
+mod asked;
 mod base64;
 mod cache;
 mod chain;
@@ -42,6 +43,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use asked::asked;
 pub use cni::{add, del};
 pub use conf::NetworkConf;
 pub use facts::{AddResult, Address, Dns, Facts, Interface, Route, Timing};

@@ -39,7 +39,13 @@ pub fn path(config: &Config, namespace: &str, sandbox_id: &str) -> PathBuf {
 
 /// Where the netns of this network is (to be) pinned: whichever sandbox has it, its place stays.
 pub fn of_record(config: &Config, record: &NetworkRecord) -> PathBuf {
-    config.runtime_root.join("netns").join(record.place())
+    in_place(config, record.dir())
+}
+
+/// The same by the record's directory.
+pub(super) fn in_place(config: &Config, record: &Path) -> PathBuf {
+    let place = record.file_name().unwrap_or_default();
+    config.runtime_root.join("netns").join(place)
 }
 
 /// Makes a netns on a thread of its own, `lo` up, and pins it at `path`. The intent must be on record before.

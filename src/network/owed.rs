@@ -20,7 +20,7 @@ use crate::process::Identity;
 
 /// Name of the file about the tries; removed when a new ADD begins.
 pub(super) const OWED: &str = "owed.json";
-const POD: &str = "pod.json";
+pub(super) const POD: &str = "pod.json";
 
 /// Pause before the second try, doubled from try to try.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -61,6 +61,8 @@ pub struct Holder {
     pub begun: u64,
     /// SHA-256 of what its plugins are asked for.
     pub digest: String,
+    /// CNI_CONTAINERID of its ADDs: the id of the sandbox that it was made for.
+    pub made_for: String,
     /// The interfaces it is to have.
     pub ifnames: Vec<String>,
     /// Why there will be none.

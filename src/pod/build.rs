@@ -97,8 +97,11 @@ impl Pod {
             // Stopped, or shut down, while it waited for its turn.
             false => Err(stopping()),
         };
+        if job.is_leaving() && matches!(self.lock().phase, Phase::Ending) {
+            return self.finish_left(&job, result, &outcome).await;
+        }
         match result {
-            Ok(child) => self.finish_creation(&job, child, &outcome),
+            Ok(child) => self.finish_creation(&job, child, &outcome).await,
             // Whoever cancelled waits for our turn to end, and undoes everything from the record.
             Err(error) if !self.is_current(&job) => {
                 self.shared.journal.end_stage(Some(&error));
@@ -107,8 +110,15 @@ impl Pod {
                     stopping().to_string(),
                 )));
             }
+            Err(error) if job.is_second() => {
+                self.shared.journal.end_stage(Some(&error));
+                self.roll_back().await;
+                self.shared.journal.note(|r| r.state = State::Created);
+                outcome.send_replace(Some(Outcome::Elsewhere));
+            }
             Err(error) => {
                 self.shared.journal.end_stage(Some(&error));
+                self.network_record().note_end(self.config(), &error);
                 self.shared.journal.note(|r| {
                     r.state = State::NotReady;
                     r.reason = Some(error.to_string());
@@ -127,13 +137,15 @@ impl Pod {
     /// Still the pod's creation, and nobody wants it stopped.
     fn is_current(&self, job: &Job) -> bool {
         let phase = &self.lock().phase;
-        matches!(phase, Phase::Starting(current) if current.is(job)) && !job.is_cancelled()
+        matches!(phase, Phase::Starting(current) if current.is(job))
+            && !job.is_cancelled()
+            && !job.is_leaving()
     }
 
     async fn build_unless_cancelled(&self, plan: Arc<Plan>, job: &Job) -> Result<Child> {
-        let pod = self.clone();
+        let (pod, work) = (self.clone(), job.clone());
         // A task of its own, so that a panic is an error and not the end of the job.
-        let mut building = tokio::spawn(async move { pod.build(&plan).await });
+        let mut building = tokio::spawn(async move { pod.build(&plan, &work).await });
         tokio::select! {
             built = &mut building => return built.unwrap_or_else(|e| Err(panicked(&e))),
             () = job.cancelled() => {}
@@ -147,7 +159,12 @@ impl Pod {
         }
     }
 
-    fn finish_creation(&self, job: &Job, child: Child, outcome: &watch::Sender<Option<Outcome>>) {
+    async fn finish_creation(
+        &self,
+        job: &Job,
+        child: Child,
+        outcome: &watch::Sender<Option<Outcome>>,
+    ) {
         let claimed = job.is_claimed();
         self.watch_infra(child);
         if !self.is_current(job) {
@@ -175,6 +192,10 @@ impl Pod {
         tracing::info!(pod = %self.shared.options.group, claimed, "pod is up");
         if claimed {
             outcome.send_replace(Some(Outcome::Committed));
+            // Somebody's: not to be found by another supervisor of the pod any more.
+            if let Err(error) = self.network_record().withdraw(self.config()).await {
+                tracing::warn!(%error, "take the network off the index");
+            }
         } else {
             outcome.send_replace(Some(Outcome::Parked));
             self.watch_parked(job.clone());
@@ -197,7 +218,7 @@ impl Pod {
         self.retry_network();
     }
 
-    async fn undo_creation(&self) -> Report {
+    pub(super) async fn undo_creation(&self) -> Report {
         teardown::undo(
             self.config(),
             &self.shared.reaper,
@@ -208,7 +229,7 @@ impl Pod {
         .await
     }
 
-    async fn build(&self, plan: &Plan) -> Result<Child> {
+    async fn build(&self, plan: &Plan, job: &Job) -> Result<Child> {
         let journal = &self.shared.journal;
         journal.update(|r| {
             r.state = State::Starting;
@@ -229,13 +250,22 @@ impl Pod {
                 journal.update(|r| r.network.netns = Some(path.clone()))?;
             }
             NetworkPlan::Loopback => {
+                let record = self.fresh_place();
+                journal.update(|r| r.network.place = record.place().to_owned())?;
                 let path = self.make_netns(plan)?;
                 journal.end_stage(None);
                 spec.network = Namespace::Path(path);
             }
             NetworkPlan::Ours(wanted) => {
-                spec.network = Namespace::Path(self.make_network(plan, wanted).await?)
+                let Some(path) = self.make_network(plan, wanted).await? else {
+                    job.come_second();
+                    return Err(second());
+                };
+                spec.network = Namespace::Path(path);
             }
+        }
+        if job.is_leaving() {
+            return Err(stopping());
         }
         if let (true, Namespace::Path(path)) = (owns_user(plan), &spec.network) {
             // Made with the netns, which it owns.
@@ -271,6 +301,13 @@ async fn overtaken(job: &Job) {
 
 fn stopping() -> Error {
     Error::new(Kind::Cancelled, "start sandbox: the pod is being stopped")
+}
+
+fn second() -> Error {
+    Error::new(
+        Kind::Busy,
+        "start sandbox: another supervisor makes this pod",
+    )
 }
 
 fn panicked(error: &tokio::task::JoinError) -> Error {

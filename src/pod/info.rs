@@ -163,6 +163,7 @@ fn info(record: &Record, plan: &Plan) -> Value {
             "state": record.state,
             "reason": record.reason,
             "network": record.network,
+            "network_taken_over": record.taken_over(),
             "stages": record.stages,
         },
     })

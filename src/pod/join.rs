@@ -32,6 +32,10 @@ pub(super) struct Job {
     waiters: Arc<AtomicUsize>,
     begun: Instant,
     cancel: Arc<watch::Sender<bool>>,
+    /// Its pod is being shut down; only the network is still wanted.
+    leaving: Arc<AtomicBool>,
+    /// Another supervisor of the same pod was quicker.
+    second: Arc<AtomicBool>,
 }
 
 /// How a creation ended.
@@ -42,6 +46,8 @@ pub(super) enum Outcome {
     /// Nobody was there to take it.
     Parked,
     Failed(Kind, String),
+    /// Another supervisor of the same pod is making it.
+    Elsewhere,
 }
 
 impl Job {
@@ -54,6 +60,8 @@ impl Job {
             waiters: Arc::new(AtomicUsize::new(0)),
             begun: Instant::now(),
             cancel: Arc::new(watch::channel(false).0),
+            leaving: Arc::new(AtomicBool::new(false)),
+            second: Arc::new(AtomicBool::new(false)),
         };
         (job, sender)
     }
@@ -76,6 +84,31 @@ impl Job {
     /// Somebody asked the job to stop, and undoes what it has done.
     pub(super) fn is_cancelled(&self) -> bool {
         *self.cancel.borrow()
+    }
+
+    /// Asks the job to stop before its next step, and to leave the network as it is.
+    pub(super) fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// Somebody asked it to.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    /// The job ends because another supervisor makes the pod.
+    pub(super) fn come_second(&self) {
+        self.second.store(true, Ordering::Relaxed);
+    }
+
+    /// It ended so.
+    pub(super) fn is_second(&self) -> bool {
+        self.second.load(Ordering::Relaxed)
+    }
+
+    /// Its outcome is known.
+    pub(super) fn is_over(&self) -> bool {
+        self.outcome.borrow().is_some()
     }
 
     /// True for this very job.
@@ -120,6 +153,8 @@ impl Drop for Lease {
 enum Role {
     Claimant(Job, Claim),
     Watcher(Job, Lease),
+    /// Fresh, and there is a parked pod for it.
+    Claim,
     Live,
 }
 
@@ -133,12 +168,21 @@ impl Pod {
         let limit = limit.unwrap_or(WATCH_BOUND);
         let margin = REPLY_MARGIN.min(limit / 20);
         let reply_at = Instant::now() + limit.saturating_sub(margin);
+        let created = matches!(self.lock().phase, Phase::Created);
+        if let Some(error) = match created {
+            true => self.wait_for_other(reply_at).await,
+            false => None,
+        } {
+            return Err(error);
+        }
         match self.join_or_begin(limit)? {
             Role::Live => Ok(self.started()),
+            Role::Claim => self.claim().await,
             Role::Claimant(job, _claim) => match self.outcome(&job, reply_at).await? {
                 Outcome::Committed => Ok(self.started()),
                 Outcome::Parked => Err(ready_for_the_next()),
                 Outcome::Failed(kind, text) => Err(Error::new(kind, text)),
+                Outcome::Elsewhere => Err(self.came_second(reply_at).await),
             },
             Role::Watcher(job, _lease) => match self.outcome(&job, reply_at).await? {
                 Outcome::Committed => Ok(self.started()),
@@ -155,8 +199,66 @@ impl Pod {
                     Err(ready_for_the_next())
                 }
                 Outcome::Failed(kind, text) => Err(Error::new(kind, text)),
+                Outcome::Elsewhere => Err(self.came_second(reply_at).await),
             },
         }
+    }
+
+    /// Another supervisor of the same pod had begun, or taken over, a moment before.
+    async fn came_second(&self, reply_at: Instant) -> Error {
+        let again = || {
+            let id = &self.shared.options.group;
+            Error::new(
+                Kind::Busy,
+                format!(
+                    "start sandbox {id}: another sandbox of the same pod came first; try again"
+                ),
+            )
+        };
+        // The job gives the pod back when it has put its own things away.
+        drop(self.shared.work.lock().await);
+        self.wait_for_other(reply_at).await.unwrap_or_else(again)
+    }
+
+    /// Takes the parked pod for this request, before another supervisor takes its network.
+    async fn claim(&self) -> Result<Started> {
+        let shared = self.shared.journal.with(|r| r.pod_key().is_some());
+        if shared && !self.network_record().claim(self.config()).await? {
+            return Err(self.network_taken());
+        }
+        let claimed = {
+            let mut inner = self.lock();
+            match inner.phase {
+                // Another request was as fast as this one.
+                Phase::Ready => false,
+                Phase::Parked => {
+                    inner.phase = Phase::Ready;
+                    inner.unclaimed = false;
+                    true
+                }
+                _ => return Err(self.stopped()),
+            }
+        };
+        if claimed {
+            tracing::info!(pod = %self.shared.options.group, "a parked pod was claimed");
+            self.shared.journal.note(|r| {
+                r.state = State::Ready;
+                r.ready_at = Some(now_nanos());
+            });
+        }
+        Ok(self.started())
+    }
+
+    fn network_taken(&self) -> Error {
+        let holder = self.network_record().holder();
+        Error::new(
+            Kind::State,
+            format!(
+                "start sandbox {}: sandbox {} of the same pod has taken its network over; remove this one",
+                self.shared.options.group,
+                holder.map(|h| h.sandbox_id).unwrap_or_default()
+            ),
+        )
     }
 
     /// What this request is to the creation; claims a parked pod, begins one where none is under way.
@@ -166,19 +268,12 @@ impl Pod {
             Phase::Ready => Ok(Role::Live),
             // Its caller has left: it must not be the one to own the pod.
             Phase::Parked if limit.is_zero() => Err(ready_for_the_next()),
-            Phase::Parked => {
-                inner.phase = Phase::Ready;
-                inner.unclaimed = false;
-                drop(inner);
-                tracing::info!(pod = %self.shared.options.group, "a parked pod was claimed");
-                self.shared.journal.note(|r| {
-                    r.state = State::Ready;
-                    r.ready_at = Some(now_nanos());
-                });
-                Ok(Role::Live)
-            }
+            Phase::Parked => Ok(Role::Claim),
             Phase::Starting(job) => {
-                if matches!(*job.outcome.borrow(), Some(Outcome::Failed(..))) {
+                if matches!(
+                    *job.outcome.borrow(),
+                    Some(Outcome::Failed(..) | Outcome::Elsewhere)
+                ) {
                     let (stage, _) = self.shared.journal.stage();
                     return Err(Error::new(
                         Kind::Busy,
@@ -232,7 +327,7 @@ impl Pod {
         }
     }
 
-    fn stopped(&self) -> Error {
+    pub(super) fn stopped(&self) -> Error {
         Error::new(
             Kind::State,
             format!(
@@ -250,6 +345,6 @@ impl Pod {
     }
 }
 
-fn ready_for_the_next() -> Error {
+pub(super) fn ready_for_the_next() -> Error {
     Error::new(Kind::Busy, "start sandbox: it is ready, retry to take it")
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::teardown::{self, Scope};
-use super::{Phase, Pod, gc, patience};
+use super::{Phase, Pod, gc, now_nanos, patience};
 use crate::network::{FIRST_PAUSE, Holder, LONGEST_PAUSE, NetworkRecord};
 use crate::process::Identity;
 
@@ -50,6 +50,9 @@ impl Pod {
     /// Stays until the DEL that is owed has succeeded, here or elsewhere, or the keeper's time is over, or SIGTERM. For
     /// a process that serves nobody any more.
     pub async fn keep(&self) {
+        // A creation may go on without its pod, for its network's sake.
+        drop(self.shared.work.lock().await);
+        self.keep_parked().await;
         let record = self.network_record();
         if !record.owes_del() {
             return;
@@ -89,6 +92,9 @@ impl Pod {
             netns,
             boot_id: r.boot_id.clone(),
             supervisor: r.supervisor,
+            made_for: r.id.clone(),
+            begun: now_nanos(),
+            ..Holder::default()
         })
     }
 }

@@ -54,9 +54,13 @@ impl Pod {
 
     /// ShutdownSandbox: undoes everything, and then the supervisor leaves. Also for a pod that was never created.
     ///
-    /// Succeeds with a DEL still owed: that is on the network's record then, and the process stays as its keeper.
+    /// Succeeds with a DEL still owed: that is on the network's record then, and the process stays as its keeper. So it does
+    /// for the network of a creation whose caller has left (`leaving`).
     pub async fn shutdown(&self, id: &str) -> Result<()> {
         self.check_id(id)?;
+        if let Some(left) = self.leave_network().await {
+            return left;
+        }
         self.cancel_creation();
         self.shared.containers.shorten_grace(Duration::ZERO);
         self.end(Duration::ZERO, || true).await
@@ -90,6 +94,10 @@ impl Pod {
         // Whoever ends the process ends the keeper, too; the record stays.
         self.shared.quit.send_replace(true);
         self.cancel_creation();
+        // Also what was left to finish its network.
+        if let Some(job) = &self.lock().left {
+            job.cancel();
+        }
         self.shared.containers.shorten_grace(DEFAULT_GRACE);
         if let Err(error) = self.end(DEFAULT_GRACE, || true).await {
             tracing::error!(%error, "undo the pod on termination");
@@ -104,7 +112,7 @@ impl Pod {
             return Ok(());
         }
         self.lock().phase = Phase::Ending;
-        let result = self.shut_down_everything(grace).await;
+        let result = self.shut_down_everything(grace, false).await;
         self.shared.ended.send_replace(true);
         result
     }
@@ -141,7 +149,12 @@ impl Pod {
         stopped.and_then(|()| teardown::verdict(&report))
     }
 
-    async fn shut_down_everything(&self, grace: Duration) -> Result<()> {
+    /// `network_stays`: it is parked, and not to be undone.
+    pub(super) async fn shut_down_everything(
+        &self,
+        grace: Duration,
+        network_stays: bool,
+    ) -> Result<()> {
         if let Err(error) = self.shared.containers.stop_all(grace, true).await {
             tracing::error!(%error, "stop and delete containers");
         }
@@ -149,6 +162,7 @@ impl Pod {
         // The supervisor's own view of what is left: a container that could not be deleted is undone from its record.
         let left = journal.with(|r| r.containers.values().any(|c| c.status != Status::Stopped));
         let mut scope = Scope::everything();
+        scope.network = !network_stays;
         scope.containers = left || !journal.with(|r| r.containers.is_empty());
         let reaper = &self.shared.reaper;
         let mut report =
@@ -165,7 +179,9 @@ impl Pod {
             tracing::error!(step, %error, "undo is still owed");
         }
         let record = self.network_record();
-        if record.owes_del() {
+        if network_stays {
+            tracing::info!("the network stays parked");
+        } else if record.owes_del() {
             // From now on anybody on the node may send it.
             record.let_go().unwrap_or_else(
                 |error| tracing::warn!(%error, "network still marked as this supervisor's"),
@@ -193,7 +209,7 @@ impl Pod {
     }
 
     /// Waiters of a pod that has no infra process to wait for (any more) are answered: 255, an explicit "unknown".
-    async fn end_exit(&self) {
+    pub(super) async fn end_exit(&self) {
         if self.lock().infra_watched {
             // It was killed a moment ago; its true exit is on its way from the reaper.
             let mut exit = self.shared.exit.subscribe();

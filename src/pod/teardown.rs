@@ -88,7 +88,11 @@ pub(super) async fn undo(
     patience: Patience,
 ) -> Report {
     let record = journal.read();
-    let disk = NetworkRecord::at(config, &record.namespace, &record.id);
+    let disk = record.network_record(config);
+    let (network, locked_out) = match scope.network && record.network.ours {
+        true => ours_alone(config, journal, &disk).await,
+        false => (false, None),
+    };
     let mut steps: Vec<Step<'_>> = Vec::new();
     if scope.containers && !record.containers.is_empty() {
         let run = move || -> Work<'_> { Box::pin(undo_containers(config, reaper, journal)) };
@@ -113,7 +117,7 @@ pub(super) async fn undo(
             run,
         ));
     }
-    if scope.network && record.network.ours {
+    if network {
         if disk.owes_del() {
             let disk = disk.clone();
             let limit = config.del_timeout();
@@ -133,7 +137,34 @@ pub(super) async fn undo(
         let run = move || -> Work<'_> { Box::pin(remove_files(journal)) };
         steps.push(step("files", &["containers"], KILL_LIMIT, run));
     }
-    unwind(steps, patience).await
+    let mut report = unwind(steps, patience).await;
+    report
+        .owed
+        .extend(locked_out.map(|error| ("cni-del", error)));
+    report
+}
+
+/// Takes the network off the index, so that from now on nobody else can have it. False when another sandbox has it
+/// already: then nothing of it is ours to undo. An error: nobody knows, and it stays owed.
+async fn ours_alone(
+    config: &Config,
+    journal: &Journal,
+    disk: &NetworkRecord,
+) -> (bool, Option<Error>) {
+    match disk.withdraw(config).await {
+        Ok(true) => (true, None),
+        Ok(false) => {
+            tracing::info!(record = %disk.dir().display(), "another sandbox has the network; it is left alone");
+            journal.note(|r| {
+                r.effects.netns = Effect::None;
+                r.effects.cni = Effect::None;
+                r.network.pending = None;
+                r.network.place.clear();
+            });
+            (false, None)
+        }
+        Err(error) => (false, Some(error)),
+    }
 }
 
 /// The owed steps as one error: `Busy` with "network clean-up pending" when only the network is left.
