@@ -47,6 +47,7 @@ impl Pod {
         let holder = Holder {
             digest: network::asked(confs, asked, &of_the_netns(plan)),
             ifnames: asked.iter().map(|a| a.ifname.clone()).collect(),
+            made_for: self.container_id(&fresh),
             ..self.holder(netns::of_record(config, &fresh))
         };
         let journal = &self.shared.journal;
@@ -87,6 +88,7 @@ impl Pod {
                     self.settle_before_add(&record).await?;
                     record.hold(&Holder {
                         netns: netns::of_record(config, &record),
+                        made_for: self.container_id(&record),
                         ..holder
                     })?;
                 }

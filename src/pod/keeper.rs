@@ -92,7 +92,6 @@ impl Pod {
             netns,
             boot_id: r.boot_id.clone(),
             supervisor: r.supervisor,
-            made_for: r.id.clone(),
             begun: now_nanos(),
             ..Holder::default()
         })

@@ -37,7 +37,8 @@ impl Pod {
             }
         }
         let making = self.making().filter(|job| !job.is_claimed());
-        if making.is_none() && !self.may_leave(matches!(self.lock().phase, Phase::Parked)) {
+        let parked = matches!(self.lock().phase, Phase::Parked);
+        if making.is_none() && !self.may_leave(parked) {
             return None;
         }
         if let Some(job) = making {

@@ -56,7 +56,8 @@ impl Pod {
             r.effects.cni = Effect::Intent;
         })?;
         for (n, (wanted, conf)) in wanted.iter().zip(&confs).enumerate() {
-            let attachment = self.attachment(plan, wanted, n == 0, path.clone());
+            let mut attachment = self.attachment(plan, wanted, n == 0, path.clone());
+            attachment.container_id = self.container_id(&record);
             let result = network::add(config, reaper, &record, conf, &attachment).await?;
             journal.update(|r| {
                 if r.network.attachments.iter().all(|a| a.ips.is_empty()) {
@@ -131,6 +132,17 @@ impl Pod {
         }
         journal.update(|r| r.effects.netns = Effect::Done)?;
         Ok(path)
+    }
+
+    /// CNI_CONTAINERID of a new network: the sandbox id, unless another sandbox has the network that was made for this
+    /// id. Plugins know an attachment by it, and a DEL of the one would free the other's address.
+    pub(in crate::pod) fn container_id(&self, record: &NetworkRecord) -> String {
+        let o = &self.shared.options;
+        let usual = NetworkRecord::at(&o.config, &o.namespace, &o.group);
+        if usual.dir() == record.dir() || !usual.dir().exists() || usual.is_mine() {
+            return o.group.clone();
+        }
+        record.place().to_owned()
     }
 
     /// Ports are published on the pod's first network: on two, each would take the other's.
