@@ -97,7 +97,8 @@ impl PodKey {
         let record = NetworkRecord::in_place(config, place, &self.namespace, "");
         let holder = record
             .holder()
-            .filter(|h| h.key().as_ref() == Some(self) && !h.sandbox_id.is_empty())?;
+            .filter(|h| h.key().as_ref() == Some(self))
+            .filter(|h| crate::id::check("sandbox id", &h.sandbox_id).is_ok())?;
         let record = NetworkRecord::in_place(config, place, &self.namespace, &holder.sandbox_id);
         Some((record, holder))
     }
@@ -382,4 +383,84 @@ fn replace_link(link: &Path, to: &Path) -> Result<()> {
     // It leads to nothing of this key. Nobody else is here: the index is locked.
     disk::remove_file(link)?;
     symlink(to, link).context(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::Identity;
+
+    fn config(dir: &Path) -> Config {
+        Config {
+            runtime_root: dir.join("run"),
+            state_root: dir.join("lib"),
+            ..Config::default()
+        }
+    }
+
+    fn holder(config: &Config, id: &str) -> (NetworkRecord, Holder) {
+        let own = Identity::own().ok();
+        let record = NetworkRecord::at(config, "n", id).as_of(id, own);
+        let holder = Holder {
+            namespace: "n".into(),
+            sandbox_id: id.into(),
+            name: "web".into(),
+            uid: "u".into(),
+            boot_id: clock::boot_id(),
+            supervisor: own,
+            ..Holder::default()
+        };
+        (record, holder)
+    }
+
+    #[test]
+    fn no_two_keys_are_spelt_alike_and_without_metadata_there_is_none() {
+        let config = Config::default();
+        let link = |space: &str, name: &str, uid: &str, attempt| {
+            let key = PodKey::new("n", space, name, uid, attempt);
+            key.map(|key| key.link(&config))
+        };
+        let links = [
+            link("a", "b_c", "d", 0),
+            link("a_b", "c", "d", 0),
+            link("a", "b", "c_d", 0),
+            link("a", "b", "c_d", 1),
+            link("", "b", "c_d", 0),
+        ];
+        let different: std::collections::BTreeSet<_> = links.iter().flatten().collect();
+        assert_eq!(different.len(), links.len());
+        assert!(link("a", "", "u", 0).is_none() && link("a", "b", "", 0).is_none());
+    }
+
+    #[tokio::test]
+    async fn what_is_parked_changes_hands_once_and_is_nobody_elses_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path());
+        let (first, one) = holder(&config, "p1");
+        let key = one.key().unwrap();
+        let fine = |_: &NetworkRecord| Ok(());
+        let owned = own(&config, &key, &first, &one, fine).await.unwrap();
+        assert!(matches!(owned, Owned::Fresh(_)));
+        let (second, two) = holder(&config, "p2");
+        let owned = own(&config, &key, &second, &two, fine).await.unwrap();
+        assert!(matches!(owned, Owned::Elsewhere(by) if by.sandbox_id == "p1"));
+        assert!(first.park(&config, true, LOCK_LIMIT).await.unwrap());
+        let owned = own(&config, &key, &second, &two, fine).await.unwrap();
+        let Owned::Taken(taken, before) = owned else {
+            panic!("{owned:?}");
+        };
+        assert_eq!(
+            (before.sandbox_id.as_str(), taken.dir()),
+            ("p1", first.dir())
+        );
+        assert!(taken.is_mine() && !first.is_mine());
+        assert!(!first.withdraw(&config).await.unwrap());
+        assert!(!first.claim(&config).await.unwrap());
+        first.remove().unwrap();
+        assert!(taken.dir().exists(), "another's record is left alone");
+        assert_eq!(NetworkRecord::find(&config, "n", "p2").dir(), taken.dir());
+        assert_ne!(NetworkRecord::free(&config, "n", "p1").dir(), taken.dir());
+        assert!(taken.withdraw(&config).await.unwrap());
+        assert!(key.look(&config).is_none());
+    }
 }

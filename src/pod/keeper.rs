@@ -51,7 +51,10 @@ impl Pod {
     /// a process that serves nobody any more.
     pub async fn keep(&self) {
         // A creation may go on without its pod, for its network's sake.
-        drop(self.shared.work.lock().await);
+        let goes_on = self.lock().left.is_some();
+        if goes_on {
+            drop(self.shared.work.lock().await);
+        }
         self.keep_parked().await;
         let record = self.network_record();
         if !record.owes_del() {

@@ -229,9 +229,11 @@ impl Default for Effects {
 impl Record {
     /// The record of its network, as this sandbox sees it.
     pub fn network_record(&self, config: &Config) -> NetworkRecord {
-        let record = match self.network.place.as_str() {
-            "" => NetworkRecord::at(config, &self.namespace, &self.id),
-            place => NetworkRecord::in_place(config, place, &self.namespace, &self.id),
+        let place = self.network.place.as_str();
+        let record = if !place.is_empty() && place.bytes().all(|b| b.is_ascii_hexdigit()) {
+            NetworkRecord::in_place(config, place, &self.namespace, &self.id)
+        } else {
+            NetworkRecord::at(config, &self.namespace, &self.id)
         };
         record.as_of(&self.id, self.supervisor)
     }

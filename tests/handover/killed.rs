@@ -192,17 +192,20 @@ fn kills_at_random_instants_end_with_one_owner_or_none() {
 
 fn one_round(round: usize, plugin: &Fake, random: &mut Random) {
     let [a, b, c] = ["a", "b", "c"].map(|name| format!("{name}{round}"));
-    // A keeper, or a whole pod that nobody has claimed.
-    let keeps = random.below(2) == 0;
-    let first = if keeps {
-        kit::parked(&a, plugin).0
-    } else {
-        let gate = kit::closed(plugin);
-        let pod = kit::timed_out(&a, plugin);
-        kit::open(&gate);
-        kit::until(&a, "parked");
-        plugin.on("ADD", &[]);
-        pod
+    // A keeper, a whole pod that nobody has claimed, or one that is being shut down while its plugin ends.
+    let kind = random.below(3);
+    let first = match kind {
+        0 => kit::parked(&a, plugin).0,
+        kind => {
+            let gate = kit::closed(plugin);
+            let pod = kit::timed_out(&a, plugin);
+            if kind == 1 {
+                kit::open(&gate);
+                kit::until(&a, "parked");
+                plugin.on("ADD", &[]);
+            }
+            pod
+        }
     };
     let old = shims();
     let second = kit::create(&b);
@@ -210,10 +213,18 @@ fn one_round(round: usize, plugin: &Fake, random: &mut Random) {
         .into_iter()
         .filter(|pid| !old.contains(pid))
         .collect();
-    let caller = second.start_aside(Duration::from_secs(20));
+    let shutdown = (kind == 2).then(|| {
+        let id = a.clone();
+        first.aside(move |probe| probe.shutdown(&id))
+    });
+    let caller = second.start_aside(Duration::from_secs(5));
+    if kind == 2 {
+        kit::open(Path::new("/run/gate"));
+        plugin.on("ADD", &[]);
+    }
     let micros = random.below(60_000);
     let victims = random.below(3);
-    println!("round {round}: keeper {keeps}, after {micros} us, victims {victims}");
+    println!("round {round}: kind {kind}, after {micros} us, victims {victims}");
     std::thread::sleep(Duration::from_micros(micros));
     let doomed: Vec<i32> = match victims {
         0 => old,
@@ -225,6 +236,9 @@ fn one_round(round: usize, plugin: &Fake, random: &mut Random) {
             signal(pid, Signal::SIGKILL);
             gone(pid);
         }
+    }
+    if let Some(shutdown) = shutdown {
+        println!("round {round}: {:?}", shutdown.join().unwrap().is_ok());
     }
     println!(
         "round {round}: {:?}",
