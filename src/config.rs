@@ -91,6 +91,9 @@ pub struct Parking {
     pub interval: f64,
     /// Hold a joined request until shortly before its own deadline.
     pub hold_waiters: bool,
+    /// When a sandbox is shut down whose creation nobody waits for any more, its network stays for the next supervisor of
+    /// the same pod.
+    pub park_network_on_shutdown: bool,
 }
 
 /// The `[log]` table.
@@ -144,6 +147,7 @@ impl Default for Parking {
             enabled: true,
             interval: 60.0,
             hold_waiters: true,
+            park_network_on_shutdown: true,
         }
     }
 }
@@ -258,6 +262,11 @@ impl Config {
     /// Bound of one DEL chain.
     pub fn del_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.cni.del_timeout)
+    }
+
+    /// An unclaimed result lives between one and two of these.
+    pub fn parking_interval(&self) -> Duration {
+        Duration::from_secs_f64(self.parking.interval)
     }
 
     /// How long a keeper of an owed DEL stays.

@@ -11,6 +11,7 @@ use crate::client;
 use crate::error::{Context, Result};
 use crate::launch;
 use crate::network::netns;
+use crate::pod::Parked;
 use crate::pod::gc::{self, Left};
 use crate::pod::record::Found;
 use crate::undo::together;
@@ -18,7 +19,7 @@ use crate::undo::together;
 use super::failure::{Failure, NO_SUCH};
 use super::host::Host;
 use super::supervisor::label;
-use super::{names, output, owed, remove};
+use super::{names, output, owed, parked, remove};
 
 /// Flags of `gc`.
 #[derive(Debug, clap::Args)]
@@ -28,6 +29,9 @@ pub struct Args {
     /// Print what would be done.
     #[arg(long)]
     dry_run: bool,
+    /// Undo also networks that are parked for their pods and have no keeper any more, before their time is over.
+    #[arg(long)]
+    all: bool,
     /// For a unit that runs at boot: each thing once, and success also when something is still owed.
     #[arg(long)]
     boot: bool,
@@ -91,7 +95,7 @@ pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
 /// One thing's turn, with its line; false when it is still there.
 async fn one(host: &Host, args: &Args, left: &Left) -> bool {
     let what = describe(host, left);
-    if let Some(why) = kept(left) {
+    if let Some(why) = kept(left, args.all) {
         output::line(format!("left alone: {what}: {why}"));
         return true;
     }
@@ -133,14 +137,24 @@ fn describe(host: &Host, left: &Left) -> String {
             owed::label(owed),
             owed.namespace
         ),
+        Left::Parked(parked) => format!(
+            "parked network of pod {} of namespace {}, which is gone",
+            parked::label(parked),
+            parked.holder.namespace
+        ),
         Left::Record(record) => format!("record {}, which owes nothing", record.dir().display()),
         Left::Netns { path, .. } => format!("netns {}, which is no pod's", path.display()),
         Left::Link(path) => format!("link {}, which leads nowhere", path.display()),
     }
 }
 
-fn kept(left: &Left) -> Option<String> {
+fn kept(left: &Left, all: bool) -> Option<String> {
     match left {
+        Left::Parked(parked) if !all => Some(format!(
+            "{}; `podvisor rm {}` undoes it now",
+            parked::reason(parked),
+            parked::label(parked)
+        )),
         Left::Directory { kept, .. } => kept.clone(),
         Left::Netns {
             user: Some(pid), ..
@@ -153,7 +167,7 @@ async fn settle(host: &Host, left: &Left) -> Result<()> {
     match left {
         Left::Pod(record) => {
             let host = host.of_namespace(&record.namespace)?;
-            remove::pod(&host, &Found::Record(record.clone()), false).await
+            remove::pod(&host, &Found::Record(record.clone()), false, Parked::Stays).await
         }
         Left::Directory { namespace, id, .. } => {
             let found = Found::Broken {
@@ -161,8 +175,9 @@ async fn settle(host: &Host, left: &Left) -> Result<()> {
                 id: id.clone(),
                 reason: String::new(),
             };
-            remove::pod(&host.of_namespace(namespace)?, &found, false).await
+            remove::pod(&host.of_namespace(namespace)?, &found, false, Parked::Stays).await
         }
+        Left::Parked(parked) => parked::undo(host, parked).await,
         Left::Network(owed) => owed::hurry(host, owed).await,
         Left::Record(record) => gc::clear(&host.config, record),
         Left::Netns { path, .. } => netns::unpin(path),

@@ -25,6 +25,7 @@ mod names;
 mod network;
 mod output;
 mod owed;
+mod parked;
 mod parse;
 mod patience;
 mod plan;

@@ -13,7 +13,7 @@ use crate::pod::record::{self, Effect, Found, Record, State};
 use super::failure::Failure;
 use super::host::Host;
 use super::supervisor::short;
-use super::{names, output, owed};
+use super::{names, output, owed, parked};
 
 /// Flags of `ps`.
 #[derive(Debug, clap::Args)]
@@ -39,19 +39,29 @@ pub fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
     } else {
         Vec::new()
     };
+    let parked = if args.all {
+        parked::list(host)
+    } else {
+        Vec::new()
+    };
     if args.json {
         let pods = shown.iter().map(|f| document(host, f));
+        let pods = pods.chain(parked.iter().map(parked::entry));
         let list: Vec<Value> = pods.chain(owed.iter().map(owed::entry)).collect();
         output::json(&list)?;
     } else if args.quiet {
         for pod in shown {
             output::line(id(pod));
         }
+        for pod in &parked {
+            output::line(&pod.holder.sandbox_id);
+        }
         for pod in &owed {
             output::line(&pod.id);
         }
     } else {
         let pods = shown.iter().map(|f| row(host, f));
+        let pods = pods.chain(parked.iter().map(parked::row));
         let rows: Vec<Vec<String>> = pods.chain(owed.iter().map(owed::row)).collect();
         output::table(
             &[

@@ -187,7 +187,13 @@ async fn end(host: &Host, pod: &Record, rm: bool) -> crate::error::Result<()> {
         return Ok(());
     }
     let stopped = supervisor::reread(host, &pod.id)?;
-    remove::pod(host, &Found::Record(Box::new(stopped)), false).await
+    remove::pod(
+        host,
+        &Found::Record(Box::new(stopped)),
+        false,
+        crate::pod::Parked::Undone,
+    )
+    .await
 }
 
 fn workload(args: &Args) -> Result<Workload, Failure> {

@@ -5,11 +5,13 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::{NetworkRecord, netns};
+use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::process::Identity;
 
@@ -21,12 +23,33 @@ const ENVIRONMENT: usize = 1 << 17;
 
 /// Between looks at a process of which it cannot be told yet what it is.
 const PAUSE: Duration = Duration::from_millis(2);
+/// The same for every attachment of a record: each by the names that its plugins were given, whichever sandbox has it now.
+pub async fn kill_orphans_of(
+    config: &Config,
+    record: &NetworkRecord,
+    supervisor: Option<i32>,
+    limit: Duration,
+) -> Result<()> {
+    let mut told: Vec<(String, PathBuf)> = Vec::new();
+    for on in record.attachments().into_iter().filter(|on| on.owes_del) {
+        let pinned = on.netns.is_absolute().then_some(on.netns);
+        let netns = pinned.unwrap_or_else(|| netns::of_record(config, record));
+        if !on.container_id.is_empty() && !told.contains(&(on.container_id.clone(), netns.clone()))
+        {
+            told.push((on.container_id, netns));
+        }
+    }
+    for (container_id, netns) in &told {
+        kill_orphans(container_id, netns, supervisor, limit).await?;
+    }
+    Ok(())
+}
 
 /// SIGKILL to what is left of this attachment's plugins, and waits until it is gone.
 ///
 /// `supervisor`: pid of the dead one, whose session its plugins are in; `None`: not known, any session without a leader.
 /// A daemon that a plugin put into a session of its own lives on: its DEL may need it.
-pub async fn kill_orphans(
+async fn kill_orphans(
     container_id: &str,
     netns: &Path,
     supervisor: Option<i32>,

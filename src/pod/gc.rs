@@ -68,6 +68,30 @@ impl OwedNetwork {
     }
 }
 
+/// A network that waits for the next supervisor of its pod.
+#[derive(Clone, Debug)]
+pub struct ParkedNetwork {
+    /// Whose it was, and since when.
+    pub holder: Holder,
+    /// What its plugins gave.
+    pub ips: Vec<String>,
+    /// Its keeper lives.
+    pub kept: bool,
+    /// The record itself.
+    pub record: NetworkRecord,
+}
+
+impl ParkedNetwork {
+    /// How people are shown it.
+    pub fn state(&self) -> &'static str {
+        if self.holder.is_parked() {
+            "network parked"
+        } else {
+            "network starting"
+        }
+    }
+}
+
 /// Something that nobody looks after any more.
 #[derive(Debug)]
 pub enum Left {
@@ -82,6 +106,8 @@ pub enum Left {
         /// Why it must not be touched.
         kept: Option<String>,
     },
+    /// A parked network whose keeper has died: its pod may still come for it.
+    Parked(Box<ParkedNetwork>),
     /// A network that owes a DEL.
     Network(Box<OwedNetwork>),
     /// A network's record that owes nothing.
@@ -114,7 +140,13 @@ pub fn astray(config: &Config) -> Vec<OwedNetwork> {
 fn without_directory(config: &Config) -> impl Iterator<Item = OwedNetwork> {
     let records = NetworkRecord::list(config).into_iter();
     records
-        .filter(|(namespace, id, _)| !has_directory(config, namespace, id))
+        .filter(|(namespace, id, record)| {
+            !record
+                .holder()
+                .is_some_and(|h| h.is_kept() || (h.keeper && h.is_alive()))
+                && !has_directory(config, namespace, id)
+                && !is_listed(config, record)
+        })
         .map(|(namespace, id, record)| OwedNetwork {
             holder: record.holder().unwrap_or_default(),
             debt: record.debt().unwrap_or_default(),
@@ -124,6 +156,23 @@ fn without_directory(config: &Config) -> impl Iterator<Item = OwedNetwork> {
             id,
             record,
         })
+}
+
+/// Networks that are kept for the next supervisor of their pod and whose own pod is gone, by id.
+pub fn parked(config: &Config) -> Vec<ParkedNetwork> {
+    let records = NetworkRecord::list(config).into_iter();
+    let parked = records.filter_map(|(namespace, id, record)| {
+        let holder = record.holder()?;
+        let keeper = holder.keeper && holder.is_alive();
+        let here = (keeper || holder.is_kept()) && record.owes_del();
+        (here && !has_directory(config, &namespace, &id)).then(|| ParkedNetwork {
+            ips: record.read_result().map(|r| r.ips).unwrap_or_default(),
+            kept: holder.is_alive(),
+            holder,
+            record,
+        })
+    });
+    parked.collect()
 }
 
 /// Everything that is left, in the order in which it is best settled.
@@ -143,21 +192,23 @@ pub fn left(config: &Config) -> Vec<Left> {
             }),
         }
     }
+    let alone = parked(config).into_iter().filter(|p| !p.kept);
+    left.extend(alone.map(|p| Left::Parked(Box::new(p))));
     left.extend(owed(config).into_iter().map(|o| Left::Network(Box::new(o))));
     let mut known = HashSet::new();
     for (namespace, id, record) in NetworkRecord::list(config) {
         known.extend(record.dir().file_name().map(OsString::from));
-        if !record.owes_del() && !record.is_held() && !has_directory(config, &namespace, &id) {
+        let idle = !record.owes_del() && !record.is_held() && !is_listed(config, &record);
+        if idle && !has_directory(config, &namespace, &id) {
             left.push(Left::Record(record));
         }
     }
     for found in record::list(config, None) {
-        let (namespace, id) = match &found {
-            Found::Record(record) => (&record.namespace, &record.id),
-            Found::Broken { namespace, id, .. } => (namespace, id),
+        let record = match &found {
+            Found::Record(record) => record.network_record(config),
+            Found::Broken { namespace, id, .. } => NetworkRecord::find(config, namespace, id),
         };
-        let path = netns::path(config, namespace, id);
-        known.extend(path.file_name().map(OsString::from));
+        known.insert(OsString::from(record.place()));
     }
     let pins = pins.into_iter().filter(|name| !known.contains(name));
     left.extend(pins.map(|name| {
@@ -182,14 +233,12 @@ pub async fn settle(config: &Config, reaper: &Reaper, record: &NetworkRecord) ->
             ),
         ));
     }
-    if let Some(holder) = record
-        .holder()
-        .filter(|h| record.owes_del() && !h.sandbox_id.is_empty())
-    {
-        // What a plugin has started may go on attaching the pod after its supervisor's death.
-        let session = record.last_session();
-        network::kill_orphans(&holder.sandbox_id, &holder.netns, session, ORPHAN_LIMIT).await?;
+    if !record.withdraw(config).await? {
+        // Another supervisor of the pod was quicker.
+        return Ok(());
     }
+    // What a plugin has started may go on attaching the pod after its supervisor's death.
+    network::kill_orphans_of(config, record, record.last_session(), ORPHAN_LIMIT).await?;
     failpoint::hit("gc.settle.before")?;
     network::del(config, reaper, record, config.del_timeout())
         .await
@@ -243,6 +292,16 @@ async fn wait_until_due(record: &NetworkRecord) -> bool {
     false
 }
 
+/// A pod's journal names this very record: the only word for it when `pod.json` is damaged and the pod is not the one that
+/// the network was made for.
+fn is_listed(config: &Config, record: &NetworkRecord) -> bool {
+    record.holder().is_none()
+        && record::list(config, None).iter().any(|found| match found {
+            Found::Record(pod) => pod.network_record(config).dir() == record.dir(),
+            Found::Broken { .. } => false,
+        })
+}
+
 fn has_directory(config: &Config, namespace: &str, id: &str) -> bool {
     !namespace.is_empty() && config.sandbox_dir(namespace, id).exists()
 }
@@ -250,7 +309,7 @@ fn has_directory(config: &Config, namespace: &str, id: &str) -> bool {
 /// Why a directory without a journal has to stay: it is young, or something of the pod is alive.
 fn keep(config: &Config, namespace: &str, id: &str) -> Option<String> {
     let dir = config.sandbox_dir(namespace, id);
-    let record = NetworkRecord::at(config, namespace, id);
+    let record = NetworkRecord::find(config, namespace, id);
     if let Some(supervisor) = record.held_by() {
         return Some(format!("its supervisor (pid {}) lives", supervisor.pid));
     }

@@ -173,6 +173,7 @@ fn info(record: &Record, plan: &Plan) -> Value {
             "activity_seconds": record.activity_age().as_secs_f64(),
             "reason": record.reason,
             "network": record.network,
+            "network_taken_over": record.taken_over(),
             "stages": record.stages,
             "history": record.history,
         },

@@ -7,11 +7,13 @@
 pub mod beside;
 mod build;
 pub mod gc;
+mod handover;
 pub mod history;
 mod info;
 pub mod join;
 pub mod journal;
 mod keeper;
+mod leaving;
 mod parking;
 pub mod plan;
 pub mod record;
@@ -40,7 +42,7 @@ use crate::undo::{Patience, Progress};
 use protobuf::well_known_types::any::Any;
 
 pub use self::info::Status;
-pub use self::rescue::{Deleted, rescue};
+pub use self::rescue::{Deleted, Parked, rescue};
 
 use self::join::Job;
 use self::journal::Journal;
@@ -106,6 +108,8 @@ struct Inner {
     unclaimed: bool,
     /// Somebody will tell of the infra process' exit.
     infra_watched: bool,
+    /// The creation that goes on for its network's sake alone, after the pod was shut down.
+    left: Option<Job>,
 }
 
 /// Where the pod is in its life; finer than the record's state, for deciding what a request may do.
@@ -158,6 +162,7 @@ impl Pod {
                 digest: String::new(),
                 unclaimed: false,
                 infra_watched: false,
+                left: None,
             }),
             work: tokio::sync::Mutex::new(()),
             exit: watch::channel(None).0,
@@ -361,8 +366,8 @@ impl Pod {
     }
 
     fn network_record(&self) -> NetworkRecord {
-        let o = &self.shared.options;
-        NetworkRecord::at(&o.config, &o.namespace, &o.group)
+        let config = self.config();
+        self.shared.journal.with(|r| r.network_record(config))
     }
 
     /// `NotFound` unless `id` is the one this supervisor serves, whether its sandbox was created or not.
@@ -424,6 +429,7 @@ impl Pod {
             &o.namespace,
             &o.group,
             RESCUE_BUDGET,
+            Parked::Stays,
         )
         .await?;
         journal::make_dir(&o.config.runtime_root, dir)?;

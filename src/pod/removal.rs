@@ -61,9 +61,13 @@ impl Pod {
 
     /// ShutdownSandbox: undoes everything, and then the supervisor leaves. Also for a pod that was never created.
     ///
-    /// Succeeds with a DEL still owed: that is on the network's record then, and the process stays as its keeper.
+    /// Succeeds with a DEL still owed: that is on the network's record then, and the process stays as its keeper. So it does
+    /// for the network of a creation whose caller has left (`leaving`).
     pub async fn shutdown(&self, id: &str) -> Result<()> {
         self.check_id(id)?;
+        if let Some(left) = self.leave_network().await {
+            return left;
+        }
         self.cancel_creation();
         self.shared.undoing.hurry();
         self.shared.containers.shorten_grace(Duration::ZERO);
@@ -113,6 +117,10 @@ impl Pod {
         // Whoever ends the process ends the keeper, too; the record stays.
         self.shared.quit.send_replace(true);
         self.cancel_creation();
+        // Also what was left to finish its network.
+        if let Some(job) = &self.lock().left {
+            job.cancel();
+        }
         self.shared.containers.shorten_grace(DEFAULT_GRACE);
         if let Err(error) = self.end(DEFAULT_GRACE, || true).await {
             tracing::error!(%error, "undo the pod on termination");
@@ -130,7 +138,7 @@ impl Pod {
         self.unpark("removed");
         let _reporting = self.report();
         self.shared.journal.note_stage("shutdown", true);
-        let result = self.shut_down_everything(grace).await;
+        let result = self.shut_down_everything(grace, false).await;
         self.shared.journal.end_stage(result.as_ref().err());
         failpoint::pass("shutdown.after");
         self.shared.ended.send_replace(true);
@@ -172,7 +180,12 @@ impl Pod {
         stopped.and_then(|()| teardown::verdict(&report))
     }
 
-    async fn shut_down_everything(&self, grace: Duration) -> Result<()> {
+    /// `network_stays`: it is parked, and not to be undone.
+    pub(super) async fn shut_down_everything(
+        &self,
+        grace: Duration,
+        network_stays: bool,
+    ) -> Result<()> {
         failpoint::pass("shutdown.containers.before");
         if let Err(error) = self.shared.containers.stop_all(grace, true).await {
             tracing::error!(%error, "stop and delete containers");
@@ -181,6 +194,7 @@ impl Pod {
         // The supervisor's own view of what is left: a container that could not be deleted is undone from its record.
         let left = journal.with(|r| r.containers.values().any(|c| c.status != Status::Stopped));
         let mut scope = Scope::everything();
+        scope.network = !network_stays;
         scope.containers = left || !journal.with(|r| r.containers.is_empty());
         let report = self.undo_to_the_end(scope).await;
         self.end_exit().await;
@@ -189,7 +203,9 @@ impl Pod {
         }
         failpoint::pass("shutdown.network.before");
         let record = self.network_record();
-        if record.owes_del() {
+        if network_stays {
+            tracing::info!("the network stays parked");
+        } else if record.owes_del() {
             // From now on anybody on the node may send it.
             record.let_go().unwrap_or_else(
                 |error| tracing::warn!(%error, "network still marked as this supervisor's"),
@@ -249,7 +265,7 @@ impl Pod {
     }
 
     /// Waiters of a pod that has no infra process to wait for (any more) are answered: 255, an explicit "unknown".
-    async fn end_exit(&self) {
+    pub(super) async fn end_exit(&self) {
         if self.lock().infra_watched {
             // It was killed a moment ago; its true exit is on its way from the reaper.
             let mut exit = self.shared.exit.subscribe();
