@@ -2,13 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::record::{Effect, State};
 use super::teardown::{self, Scope, is_network};
 use super::{Phase, Pod, patience};
 use crate::container::Status;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::network::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::undo::Report;
@@ -36,7 +36,15 @@ impl Pod {
         self.shared.undoing.hurry();
         let grace = grace.unwrap_or(DEFAULT_GRACE);
         self.shared.containers.shorten_grace(grace);
-        let _work = self.shared.work.lock().await;
+        let turn = self.shared.work.lock();
+        let is_ending = matches!(self.lock().phase, Phase::Ending);
+        let _work = match is_ending {
+            // A removal that is stuck may be at it for long.
+            true => timeout(STOP_BUDGET, turn)
+                .await
+                .map_err(|_| self.still_being_removed())?,
+            false => turn.await,
+        };
         let phase = self.lock().phase.clone();
         match phase {
             Phase::Ending | Phase::Stopped => return Ok(()),
@@ -231,7 +239,8 @@ impl Pod {
     /// of is tried for as long as a keeper stays; after that it is on record for `podvisor gc`, `rm` and `delete`.
     async fn undo_to_the_end(&self, scope: Scope) -> Report {
         let (journal, undoing) = (&self.shared.journal, &self.shared.undoing);
-        let end = Instant::now() + self.config().keeper_time();
+        let begun = Instant::now();
+        let end = begun + self.config().keeper_time();
         let mut quit = self.shared.quit.subscribe();
         let mut pause = FIRST_PAUSE;
         loop {
@@ -246,9 +255,13 @@ impl Pod {
                 r.state = State::NotReady;
                 r.reason = Some(format!("being removed, {step} fails: {error}"));
             });
+            let told_to_go = async {
+                let _ = quit.wait_for(|q| *q).await;
+                sleep_until(begun + STOP_BUDGET).await;
+            };
             let hurried = tokio::select! {
                 hurried = undoing.pause(pause) => hurried,
-                _ = quit.wait_for(|q| *q) => return report,
+                () = told_to_go => return report,
             };
             pause = if hurried {
                 FIRST_PAUSE
@@ -256,6 +269,18 @@ impl Pod {
                 (pause * 2).min(LONGEST_PAUSE)
             };
         }
+    }
+
+    fn still_being_removed(&self) -> Error {
+        let at = self.shared.undoing.now();
+        let at = at.map_or_else(String::new, |now| format!(" ({now})"));
+        Error::new(
+            Kind::Busy,
+            format!(
+                "stop sandbox {}: it is being removed, which is not done yet{at}; ask again",
+                self.shared.options.group
+            ),
+        )
     }
 
     fn cancel_creation(&self) {
