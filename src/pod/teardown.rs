@@ -158,7 +158,7 @@ fn on_record<'a>(journal: &'a Journal, step: Step<'a>) -> Step<'a> {
             let began = Instant::now();
             let result = work.await;
             let error = result.as_ref().err().filter(|e| !e.is_gone());
-            journal.undo_step_ended(began.elapsed(), error);
+            journal.undo_step_ended(name, began.elapsed(), error);
             result
         })
     };
