@@ -1,6 +1,8 @@
 //! Pods that are known by their networks alone: how they are found, shown, and hurried. Most are gone; one whose runtime
 //! directory somebody has removed lives.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use crate::clock;
@@ -11,6 +13,9 @@ use super::failure::Failure;
 use super::host::Host;
 use super::output;
 use super::supervisor::short;
+
+/// Between looks at a network that another process is at.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Those of this namespace, and those of which nobody knows it any more.
 pub fn list(host: &Host) -> Vec<OwedNetwork> {
@@ -45,12 +50,21 @@ pub fn find(host: &Host, target: &str) -> Result<Option<OwedNetwork>, Failure> {
 
 /// One try of its DEL, now.
 pub async fn hurry(host: &Host, owed: &OwedNetwork) -> Result<()> {
-    let tried = gc::settle(&host.config, host.reaper().await?, &owed.record).await;
-    // Its keeper, or somebody else, was quicker.
-    if !owed.record.owes_del() {
-        return Ok(());
+    let end = Instant::now() + host.config.del_timeout();
+    loop {
+        // A try of its keeper's, which may have begun before what was in its way went.
+        while owed.record.is_busy() && Instant::now() < end {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        let tried = gc::settle(&host.config, host.reaper().await?, &owed.record).await;
+        // Its keeper, or somebody else, was quicker.
+        if !owed.record.owes_del() {
+            return Ok(());
+        }
+        if !owed.record.is_busy() || Instant::now() >= end {
+            return tried.map_err(|e| e.within(format!("remove pod {}", label(owed))));
+        }
     }
-    tried.map_err(|e| e.within(format!("remove pod {}", label(owed))))
 }
 
 /// Its name, else the short id.

@@ -279,6 +279,11 @@ impl NetworkRecord {
         }
     }
 
+    /// Another process is at it just now.
+    pub fn is_busy(&self) -> bool {
+        self.lock().is_err_and(|e| e.kind() == Kind::Busy)
+    }
+
     /// The files of one attachment; touches nothing.
     pub(super) fn slot(&self, ifname: &str) -> Slot {
         let dir = if ifname == FIRST {
