@@ -48,7 +48,7 @@ pub use find::{bad_confs, list_confs, load_conf};
 pub use gc::{Collected, Valid, gc, stale};
 pub use latency::{BOUNDS_MS, Histogram, Latencies, latencies};
 pub use markers::{NetworkRecord, OnRecord};
-pub use orphans::kill_orphans;
+pub use orphans::{kill_orphans, kill_orphans_of};
 pub use owed::{Debt, FIRST_PAUSE, Holder, LONGEST_PAUSE};
 pub use verbs::{Asked, Checked, check, status};
 pub use versions::versions;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::NetworkRecord;
 use crate::error::{Error, Kind, Result};
 use crate::process::Identity;
 
@@ -21,6 +22,18 @@ const ENVIRONMENT: usize = 1 << 17;
 
 /// Between looks at a process of which it cannot be told yet what it is.
 const PAUSE: Duration = Duration::from_millis(2);
+
+/// [`kill_orphans`] for the attachments of a record that owes a DEL. Busy: somebody who lives is at work on it, the plugins
+/// are that one's.
+pub async fn kill_orphans_of(record: &NetworkRecord, limit: Duration) -> Result<()> {
+    let holder = record.holder().filter(|h| !h.sandbox_id.is_empty());
+    let Some(holder) = holder.filter(|_| record.owes_del()) else {
+        return Ok(());
+    };
+    let _locked = record.lock()?;
+    let session = record.last_session();
+    kill_orphans(&holder.sandbox_id, &holder.netns, session, limit).await
+}
 
 /// SIGKILL to what is left of this attachment's plugins, and waits until it is gone.
 ///

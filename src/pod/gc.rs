@@ -177,17 +177,13 @@ pub async fn settle(config: &Config, reaper: &Reaper, record: &NetworkRecord) ->
             ),
         ));
     }
-    if let Some(holder) = record
-        .holder()
-        .filter(|h| record.owes_del() && !h.sandbox_id.is_empty())
-    {
-        // What a plugin has started may go on attaching the pod after its supervisor's death.
-        let session = record.last_session();
-        network::kill_orphans(&holder.sandbox_id, &holder.netns, session, ORPHAN_LIMIT).await?;
-    }
+    let pending = |e: Error| e.within("network clean-up pending").as_kind(Kind::Busy);
+    // What a plugin has started may go on attaching the pod after its supervisor's death.
+    let alone = network::kill_orphans_of(record, ORPHAN_LIMIT).await;
+    alone.map_err(pending)?;
     network::del(config, reaper, record, config.del_timeout())
         .await
-        .map_err(|e| e.within("network clean-up pending").as_kind(Kind::Busy))?;
+        .map_err(pending)?;
     clear(config, record)
 }
 

@@ -211,7 +211,10 @@ fn remove_runtime_state(config: &Config, namespace: &str, bundle: &Path) -> Resu
 /// DEL where the record on disk owes one, then the netns by its name.
 async fn undo_network(config: &Config, reaper: &Reaper, namespace: &str, id: &str) -> Result<()> {
     let record = NetworkRecord::at(config, namespace, id);
-    kill_plugins(config, namespace, id, record.last_session()).await?;
+    // Where the record says whose it is, settling it does this, and knows whether somebody is at work on it.
+    if record.holder().is_none() {
+        kill_plugins(config, namespace, id, None).await?;
+    }
     gc::settle(config, reaper, &record).await
 }
 
