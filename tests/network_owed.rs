@@ -181,6 +181,38 @@ fn rm_hurries_an_owed_network_by_name_and_by_id() {
     });
 }
 
+/// A plugin whose caller lives is no orphan, whoever else wants the same network cleaned up.
+#[test]
+fn a_del_at_work_is_nobody_elses_to_kill() {
+    sandboxed("a_del_at_work_is_nobody_elses_to_kill", || {
+        configure("[cni]\nkeeper_time = 0.1\n");
+        let plugin = kit::fake_network("pods", "net");
+        let before = Snapshot::take();
+        create("web", "pods");
+        plugin.on("DEL", &[Act::Exit(1)]);
+        podvisor(&["rm", "-f", "web"]).ok();
+        eventually(BOUND, "the keeper's end", || {
+            kit::supervisors().is_empty().then_some(())
+        });
+        plugin.on("DEL", &[Act::WaitFor("/run/go".into())]);
+        let earlier = plugin.count("DEL");
+        let mut removing = std::process::Command::new(support::bin::PODVISOR)
+            .args(["rm", "web"])
+            .spawn()
+            .unwrap();
+        eventually(BOUND, "its DEL at work", || {
+            (plugin.count("DEL") == earlier + 1).then_some(())
+        });
+        podvisor(&["gc"]).code_is(1);
+        podvisor(&["network", "gc"]).code_is(1);
+        fs::write("/run/go", "").unwrap();
+        assert!(removing.wait().unwrap().success());
+        assert_eq!(plugin.count("DEL"), earlier + 1);
+        fs::remove_file("/run/go").unwrap();
+        before.assert_unchanged();
+    });
+}
+
 /// The next supervisor on the node sends what is due, in the background.
 #[test]
 fn the_next_supervisor_sends_what_others_owe() {

@@ -52,7 +52,7 @@ pub use gc::{Collected, Valid, gc, stale};
 pub use handover::{Owned, Parking, PodKey, Watching, own};
 pub use latency::{BOUNDS_MS, Histogram, Latencies, latencies};
 pub use markers::{NetworkRecord, OnRecord};
-pub use orphans::kill_orphans_of;
+pub use orphans::{kill_orphans, kill_orphans_alone, kill_orphans_of};
 pub use owed::{Debt, FIRST_PAUSE, Holder, LONGEST_PAUSE};
 pub use verbs::{Asked, Checked, check, status};
 pub use versions::versions;

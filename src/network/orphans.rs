@@ -23,6 +23,7 @@ const ENVIRONMENT: usize = 1 << 17;
 
 /// Between looks at a process of which it cannot be told yet what it is.
 const PAUSE: Duration = Duration::from_millis(2);
+
 /// The same for every attachment of a record: each by the names that its plugins were given, whichever sandbox has it now.
 pub async fn kill_orphans_of(
     config: &Config,
@@ -45,11 +46,24 @@ pub async fn kill_orphans_of(
     Ok(())
 }
 
+/// [`kill_orphans_of`] for a record that owes a DEL. Busy: somebody who lives is at work on it, the plugins are that one's.
+pub async fn kill_orphans_alone(
+    config: &Config,
+    record: &NetworkRecord,
+    limit: Duration,
+) -> Result<()> {
+    if !record.owes_del() {
+        return Ok(());
+    }
+    let _locked = record.lock()?;
+    kill_orphans_of(config, record, record.last_session(), limit).await
+}
+
 /// SIGKILL to what is left of this attachment's plugins, and waits until it is gone.
 ///
 /// `supervisor`: pid of the dead one, whose session its plugins are in; `None`: not known, any session without a leader.
 /// A daemon that a plugin put into a session of its own lives on: its DEL may need it.
-async fn kill_orphans(
+pub async fn kill_orphans(
     container_id: &str,
     netns: &Path,
     supervisor: Option<i32>,

@@ -237,12 +237,14 @@ pub async fn settle(config: &Config, reaper: &Reaper, record: &NetworkRecord) ->
         // Another supervisor of the pod was quicker.
         return Ok(());
     }
+    let pending = |e: Error| e.within("network clean-up pending").as_kind(Kind::Busy);
     // What a plugin has started may go on attaching the pod after its supervisor's death.
-    network::kill_orphans_of(config, record, record.last_session(), ORPHAN_LIMIT).await?;
+    let alone = network::kill_orphans_alone(config, record, ORPHAN_LIMIT).await;
+    alone.map_err(pending)?;
     failpoint::hit("gc.settle.before")?;
     network::del(config, reaper, record, config.del_timeout())
         .await
-        .map_err(|e| e.within("network clean-up pending").as_kind(Kind::Busy))?;
+        .map_err(pending)?;
     clear(config, record)
 }
 

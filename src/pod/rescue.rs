@@ -23,7 +23,7 @@ use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
 use crate::infra::PodFiles;
 use crate::mount;
-use crate::network::{self, NetworkRecord};
+use crate::network::{self, NetworkRecord, netns};
 use crate::process::{Identity, Reaper};
 use crate::sys::socket::is_live;
 use crate::undo::Progress;
@@ -243,7 +243,13 @@ fn remove_runtime_state(config: &Config, namespace: &str, bundle: &Path) -> Resu
 
 /// DEL where the record on disk owes one, then the netns by its name.
 async fn undo_network(config: &Config, reaper: &Reaper, namespace: &str, id: &str) -> Result<()> {
-    gc::settle(config, reaper, &NetworkRecord::find(config, namespace, id)).await
+    let record = NetworkRecord::find(config, namespace, id);
+    // Where the record says whose it is, settling it does this, and knows whether somebody is at work on it.
+    if record.holder().is_none() {
+        let netns = netns::of_record(config, &record);
+        network::kill_orphans(id, &netns, None, PLUGIN_LIMIT).await?;
+    }
+    gc::settle(config, reaper, &record).await
 }
 
 /// Parked for the next supervisor of the pod, and its time is not over; or its keeper is still making it.
