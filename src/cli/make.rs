@@ -48,7 +48,7 @@ pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made
     let mut told = false;
     loop {
         match once(host, plan, told, signals).await {
-            Ok(Outcome::Up(made)) => return Ok(made),
+            Ok(Outcome::Up(made)) => return Ok(*made),
             Ok(Outcome::Going(error)) if Instant::now() >= end => return Err(error.into()),
             Ok(Outcome::Going(error)) if !told => {
                 output::complain(format!("{error}; waiting for that"));
@@ -69,7 +69,7 @@ pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made
 
 /// What one try has come to.
 enum Outcome {
-    Up(Made),
+    Up(Box<Made>),
     /// The pod that has the name is on its way out, and the name will be free.
     Going(Error),
 }
@@ -222,7 +222,7 @@ async fn start(
         Err(e) => return Err(give_up(host, id, name, e.into()).await),
     }
     match supervisor::reread(host, id) {
-        Ok(record) => Ok(Outcome::Up(Made { record, client })),
+        Ok(record) => Ok(Outcome::Up(Box::new(Made { record, client }))),
         Err(e) => Err(give_up(host, id, name, e.into()).await),
     }
 }
