@@ -299,7 +299,7 @@ async fn by_gc(kit: &Kit) -> &'static str {
                     .await
                     .unwrap();
             }
-            Left::Directory { kept: Some(_), .. } => did = "left alone",
+            Left::Directory { kept: Some(_), .. } | Left::Parked(_) => did = "left alone",
             Left::Network(owed) => {
                 did = "undone";
                 gc::settle(&kit.config, &kit.reaper, &owed.record)
