@@ -50,6 +50,15 @@ pub fn boot_id() -> String {
         .unwrap_or_default()
 }
 
+/// Time since the boot, that of a suspended machine included: the same for every process of one boot, and never set back.
+/// Zero where /proc does not tell.
+pub fn since_boot() -> Duration {
+    let text = fs::read_to_string("/proc/uptime").unwrap_or_default();
+    let seconds = text.split_ascii_whitespace().next();
+    let seconds = seconds.and_then(|s| s.parse::<f64>().ok());
+    Duration::try_from_secs_f64(seconds.unwrap_or(0.0)).unwrap_or_default()
+}
+
 /// Days since 1970-01-01 to (year, month, day) of the proleptic Gregorian calendar.
 fn civil(days: u64) -> (u64, u64, u64) {
     // Counted from 0000-03-01, so that a leap day is the last day of its year.

@@ -2,6 +2,7 @@
 //!
 //! A missing file means the defaults. Unknown keys are errors: a misspelt bound must not silently be the default.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::io;
@@ -15,6 +16,11 @@ use crate::error::{Error, Kind, Result};
 /// Where the file is when `$PODVISOR_CONFIG` does not say otherwise.
 pub const DEFAULT_PATH: &str = "/etc/podvisor/config.toml";
 
+/// `create` of an OCI runtime: a big image on a slow disk needs minutes.
+const CREATE_TIMEOUT: f64 = 240.0;
+/// What no configuration may shorten it below: on a loaded machine a healthy one needs seconds.
+const CREATE_FLOOR: f64 = 30.0;
+
 /// All settings. Durations are written in seconds and may have a fraction.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -27,6 +33,11 @@ pub struct Config {
     pub socket_dir: PathBuf,
     /// OCI runtime for `podvisor`'s own containers: a name or an absolute path. Empty: crun where it runs, else runc.
     pub runtime: String,
+    /// Bound of one `create` of an OCI runtime, seconds: 0 is the default, less than 30 (also negative) is 30. Read it
+    /// through [`Config::create_timeout`].
+    pub runtime_create_timeout: f64,
+    /// Settings of single OCI runtimes, by file name or absolute path; the path wins.
+    pub runtimes: BTreeMap<String, Runtime>,
     /// Parent of the pods' cgroups when the caller names none.
     pub cgroup_parent: String,
     /// Seconds a supervisor that was never given anything, and that nobody is connected to, waits before it leaves.
@@ -39,6 +50,14 @@ pub struct Config {
     pub parking: Parking,
     /// What the supervisor tells of its work while that lasts.
     pub log: Log,
+}
+
+/// One `[runtimes.<name>]` table.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Runtime {
+    /// In the place of `runtime_create_timeout`, by the same rules; what is not there is that one's.
+    pub create_timeout: Option<f64>,
 }
 
 /// The `[cni]` table.
@@ -72,6 +91,9 @@ pub struct Parking {
     pub interval: f64,
     /// Hold a joined request until shortly before its own deadline.
     pub hold_waiters: bool,
+    /// When a sandbox is shut down whose creation nobody waits for any more, its network stays for the next supervisor of
+    /// the same pod.
+    pub park_network_on_shutdown: bool,
 }
 
 /// The `[log]` table.
@@ -89,6 +111,8 @@ impl Default for Config {
             state_root: "/var/lib/podvisor".into(),
             socket_dir: "/run/containerd/s".into(),
             runtime: String::new(),
+            runtime_create_timeout: CREATE_TIMEOUT,
+            runtimes: BTreeMap::new(),
             cgroup_parent: "/podvisor".into(),
             idle_timeout: 60.0,
             unprivileged_ports: true,
@@ -123,6 +147,7 @@ impl Default for Parking {
             enabled: true,
             interval: 60.0,
             hold_waiters: true,
+            park_network_on_shutdown: true,
         }
     }
 }
@@ -171,6 +196,24 @@ impl Config {
                 ));
             }
         }
+        let own = config.runtimes.iter().filter_map(|(name, runtime)| {
+            Some((
+                format!("runtimes.{name}.create_timeout"),
+                runtime.create_timeout?,
+            ))
+        });
+        let general = (
+            "runtime_create_timeout".to_owned(),
+            config.runtime_create_timeout,
+        );
+        for (key, value) in own.chain([general]) {
+            if !(-1_000_000.0..=1_000_000.0).contains(&value) {
+                return Err(Error::new(
+                    Kind::Invalid,
+                    format!("check {key} = {value}: give seconds, at most 1000000"),
+                ));
+            }
+        }
         if !(1..=200).contains(&config.cni.parallel) {
             return Err(Error::new(
                 Kind::Invalid,
@@ -192,6 +235,25 @@ impl Config {
         Ok(config)
     }
 
+    /// Bound of one `create` of the OCI runtime at `binary`, or of one that has no settings of its own.
+    pub fn create_timeout(&self, binary: &Path) -> Duration {
+        let by = |key: Option<&str>| self.runtimes.get(key?)?.create_timeout;
+        let own = by(binary.to_str()).or_else(|| by(binary.file_name().and_then(|n| n.to_str())));
+        let asked = own.unwrap_or(self.runtime_create_timeout);
+        let seconds = if asked == 0.0 { CREATE_TIMEOUT } else { asked };
+        Duration::from_secs_f64(seconds.max(CREATE_FLOOR))
+    }
+
+    /// The longest of these bounds there is: for who does not know which runtime it will be.
+    pub fn longest_create_timeout(&self) -> Duration {
+        let general = self.create_timeout(Path::new(""));
+        let own = self
+            .runtimes
+            .keys()
+            .map(|name| self.create_timeout(Path::new(name)));
+        own.fold(general, Duration::max)
+    }
+
     /// Bound of a whole ADD chain.
     pub fn add_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.cni.add_timeout)
@@ -200,6 +262,11 @@ impl Config {
     /// Bound of one DEL chain.
     pub fn del_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.cni.del_timeout)
+    }
+
+    /// An unclaimed result lives between one and two of these.
+    pub fn parking_interval(&self) -> Duration {
+        Duration::from_secs_f64(self.parking.interval)
     }
 
     /// How long a keeper of an owed DEL stays.
@@ -233,6 +300,42 @@ mod tests {
             "[cni",
         ] {
             assert!(Config::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_create_has_its_default_its_floor_and_its_runtimes_own() {
+        let bound = |text: &str, binary: &str| {
+            let config = Config::parse(text).map_err(|e| e.to_string());
+            config.map(|c| c.create_timeout(Path::new(binary)).as_secs())
+        };
+        for (text, want) in [
+            ("", 240),
+            ("runtime_create_timeout = 0.0", 240),
+            ("runtime_create_timeout = 300.0", 300),
+            ("runtime_create_timeout = 300", 300),
+            ("runtime_create_timeout = 15.0", 30),
+            ("runtime_create_timeout = -1.0", 30),
+        ] {
+            assert_eq!(bound(text, "/usr/bin/runc"), Ok(want), "{text}");
+        }
+        let two = "runtime_create_timeout = 60.0\n[runtimes.slow]\ncreate_timeout = 600.0\n\
+            [runtimes.quick]\ncreate_timeout = -5.0\n[runtimes.\"/opt/slow\"]\ncreate_timeout = 300.0\n";
+        for (binary, want) in [
+            ("/usr/bin/runc", 60),
+            ("/usr/bin/slow", 600),
+            ("/opt/slow", 300),
+            ("/usr/bin/quick", 30),
+        ] {
+            assert_eq!(bound(two, binary), Ok(want), "{binary}");
+        }
+        for text in [
+            "runtime_create_timeout = nan",
+            "runtime_create_timeout = 1e9",
+            "[runtimes.runc]\ncreate_timeot = 1.0",
+            "[runtimes.runc]\ncreate_timeout = inf",
+        ] {
+            assert!(bound(text, "runc").is_err(), "{text}");
         }
     }
 

@@ -8,6 +8,10 @@
     clippy::expect_used,
     reason = "tests panic where they cannot go on"
 )]
+#![allow(
+    clippy::print_stdout,
+    reason = "captured by the test runner, and the summary of a slow run"
+)]
 
 #[path = "failpoints/cri.rs"]
 mod cri;

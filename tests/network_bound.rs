@@ -18,6 +18,8 @@ mod support;
 mod hang;
 #[path = "network_bound/kit.rs"]
 mod kit;
+#[path = "network_bound/lines.rs"]
+mod lines;
 #[path = "network_bound/many.rs"]
 mod many;
 #[path = "network_bound/netns.rs"]

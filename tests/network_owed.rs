@@ -181,6 +181,38 @@ fn rm_hurries_an_owed_network_by_name_and_by_id() {
     });
 }
 
+/// A plugin whose caller lives is no orphan, whoever else wants the same network cleaned up.
+#[test]
+fn a_del_at_work_is_nobody_elses_to_kill() {
+    sandboxed("a_del_at_work_is_nobody_elses_to_kill", || {
+        configure("[cni]\nkeeper_time = 0.1\n");
+        let plugin = kit::fake_network("pods", "net");
+        let before = Snapshot::take();
+        create("web", "pods");
+        plugin.on("DEL", &[Act::Exit(1)]);
+        podvisor(&["rm", "-f", "web"]).ok();
+        eventually(BOUND, "the keeper's end", || {
+            kit::supervisors().is_empty().then_some(())
+        });
+        plugin.on("DEL", &[Act::WaitFor("/run/go".into())]);
+        let earlier = plugin.count("DEL");
+        let mut removing = std::process::Command::new(support::bin::PODVISOR)
+            .args(["rm", "web"])
+            .spawn()
+            .unwrap();
+        eventually(BOUND, "its DEL at work", || {
+            (plugin.count("DEL") == earlier + 1).then_some(())
+        });
+        podvisor(&["gc"]).code_is(1);
+        podvisor(&["network", "gc"]).code_is(1);
+        fs::write("/run/go", "").unwrap();
+        assert!(removing.wait().unwrap().success());
+        assert_eq!(plugin.count("DEL"), earlier + 1);
+        fs::remove_file("/run/go").unwrap();
+        before.assert_unchanged();
+    });
+}
+
 /// The next supervisor on the node sends what is due, in the background.
 #[test]
 fn the_next_supervisor_sends_what_others_owe() {
@@ -364,9 +396,84 @@ fn the_marker_decides_after_a_kill_in_stop() {
         kill(kit::supervisor(&id));
         podvisor(&["rm", "web"]).ok();
         assert_eq!(plugin.count("DEL"), 2, "the marker was there");
-        let _ = id;
+        // At the last moment before it: DEL has done its work, its supervisor has not heard of it.
+        let id = create("web", "pods");
+        let supervisor = kit::supervisor(&id);
+        kit::kill_after_del("net", supervisor);
+        podvisor(&["stop", "web"]);
+        assert!(!alive(supervisor));
+        assert_eq!(plugin.count("DEL"), 3);
+        assert!(!kit::record().join("network-stopped").exists());
+        podvisor(&["rm", "web"]).ok();
+        assert_eq!(plugin.count("DEL"), 4, "no marker, no DEL that counts");
+        // At the first moment after it, with all that follows it undone.
+        let id = create("web", "pods");
+        let supervisor = kit::supervisor(&id);
+        let marker = kit::record().join("network-stopped");
+        let mut stopping = std::process::Command::new(support::bin::PODVISOR)
+            .args(["stop", "web"])
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        while !marker.exists() {
+            std::hint::spin_loop();
+        }
+        kill(supervisor);
+        stopping.wait().unwrap();
+        podvisor(&["rm", "web"]).ok();
+        assert_eq!(plugin.count("DEL"), 5, "it counts from its marker on");
+        assert!(kit::records().is_empty());
         before.assert_unchanged();
     });
+}
+
+/// A cleaner of temporary files took the directory of a pod that runs, or all of them: it is shown, and goes by force.
+#[test]
+fn a_pod_that_lost_its_directory_is_shown_and_removed() {
+    sandboxed("a_pod_that_lost_its_directory_is_shown_and_removed", || {
+        let plugin = kit::fake_network("pods", "net");
+        let before = Snapshot::take();
+        for (count, all) in [(1, false), (2, true)] {
+            let id = create("web", "pods");
+            let supervisor = kit::supervisor(&id);
+            let lost = match all {
+                true => Path::new("/run/podvisor/default").to_owned(),
+                false => kit::dir(&id),
+            };
+            detach_below(&lost);
+            fs::remove_dir_all(&lost).unwrap();
+            assert_eq!(state("web"), "directory lost");
+            let shown: Value =
+                serde_json::from_str(&podvisor(&["inspect", "web"]).ok().stdout).unwrap();
+            assert_eq!(shown[0]["id"], json!(id));
+            assert_eq!(shown[0]["status"]["supervised"], json!(true));
+            assert!(
+                podvisor(&["ps", "-a"])
+                    .ok()
+                    .stdout
+                    .contains("directory lost")
+            );
+            // It lives: not without force, and not by gc.
+            podvisor(&["rm", "web"]).fails_with("rm -f web");
+            podvisor(&["gc"]);
+            assert!(alive(supervisor));
+            assert_eq!(plugin.count("DEL"), count - 1);
+            podvisor(&["rm", "-f", "web"]).ok();
+            assert!(!alive(supervisor));
+            assert_eq!((state("web"), plugin.count("DEL")), (String::new(), count));
+        }
+        assert!(kit::records().is_empty());
+        before.assert_unchanged();
+    });
+}
+
+/// A cleaner cannot remove what is a mount point.
+fn detach_below(dir: &Path) {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let points = table.lines().filter_map(|l| l.split(' ').nth(4));
+    for point in points.filter(|p| Path::new(p).starts_with(dir)) {
+        nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH).unwrap();
+    }
 }
 
 /// FL-048: the killed pod's rule goes when its death is seen; the next pod with the port is reached.

@@ -285,7 +285,7 @@ fn a_supervisor_leaves_even_when_its_journal_cannot_be_removed() {
                 bundle: "/nonexistent".into(),
                 ..Default::default()
             };
-            pod.create_container(none).await.unwrap_err();
+            pod.create_container(none, None).await.unwrap_err();
             let journal = kit.state("default").join(record::FILE);
             fs::remove_file(&journal).unwrap();
             fs::create_dir(&journal).unwrap();

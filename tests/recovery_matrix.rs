@@ -8,7 +8,13 @@
     clippy::expect_used,
     reason = "tests panic where they cannot go on"
 )]
+#![allow(
+    clippy::print_stdout,
+    reason = "captured by the test runner, and the summary of a slow run"
+)]
 
+#[path = "recovery/daemon.rs"]
+mod daemon;
 #[path = "recovery/kit.rs"]
 mod kit;
 #[path = "recovery/lives.rs"]

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
 use protobuf::well_known_types::any::Any;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{self, Client};
+use crate::container::Status;
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
 use crate::pod::record::Record;
@@ -24,12 +25,19 @@ use crate::proto::task_v3::shim::{CreateTaskRequest, DeleteRequest, StartRequest
 use super::attach::Attach;
 use super::failure::Failure;
 use super::host::{Host, private_dir};
-use super::select;
+use super::patience::Patience;
 use super::spec::{self, Wish};
 use super::supervisor::label;
+use super::{output, select};
 
-/// The OCI runtime's own bound is 4 minutes; the answer needs a moment more.
-const CREATE_LIMIT: Duration = Duration::from_secs(250);
+/// The answer needs a moment more than the OCI runtime's own bound.
+const MARGIN: Duration = Duration::from_secs(10);
+
+/// Task.Start: the runtime has a minute.
+const START_LIMIT: Duration = Duration::from_secs(120);
+
+/// In the bundle: what was asked for, by which the same command is known again. `config.json` is changed by the supervisor.
+const ASKED: &str = "asked.json";
 
 /// Delete of a task that has ended, or never started.
 const DELETE_LIMIT: Duration = Duration::from_secs(60);
@@ -91,7 +99,9 @@ pub fn log_path(dir: &Path, id: &str) -> PathBuf {
     dir.join("logs").join(format!("{id}.log"))
 }
 
-/// Creates and starts the container `id` in the pod.
+/// Creates and starts the container `id` in the pod. A detached one that the same command began before is joined, or its
+/// result taken; `timeout` is how long to wait for it.
+#[allow(clippy::too_many_arguments)]
 pub async fn start(
     host: &Host,
     client: &Client,
@@ -99,35 +109,94 @@ pub async fn start(
     id: &str,
     work: &Workload,
     attach: Option<&Attach>,
+    timeout: Option<Duration>,
 ) -> Result<(), Failure> {
     let dir = host.pod_dir(&pod.id);
-    let bundle = dir.join("bundles").join(id);
-    if pod.containers.contains_key(id) || bundle.exists() {
-        let (name, pod) = (select::container_name(&pod.id, id), label(pod));
-        return Err(Error::new(
-            Kind::Exists,
-            format!(
-                "add container {name:?} to pod {pod}: it has one with this name; choose another"
-            ),
-        )
-        .into());
+    let place = Place {
+        bundle: dir.join("bundles").join(id),
+        log: log_path(&dir, id),
+    };
+    let config = config(host, pod, id, work);
+    let (name, label) = (select::container_name(&pod.id, id), label(pod));
+    let joins = match found(pod, id, &place.bundle, &config) {
+        Found::Nothing => false,
+        Found::Ours if attach.is_none() => true,
+        _ => {
+            return Err(Error::new(
+                Kind::Exists,
+                format!(
+                    "add container {name:?} to pod {label}: it has one with this name; choose another"
+                ),
+            )
+            .into());
+        }
+    };
+    if joins {
+        output::complain(format!("container {name} is being made already: joining"));
+    } else if let Err(e) = failpoint::hit("cli.bundle.before")
+        .and_then(|()| write_bundle(host, &config, &place))
+        .and_then(|()| failpoint::hit("cli.bundle.after"))
+    {
+        let _ = fs::remove_dir_all(&place.bundle);
+        return Err(e.into());
     }
-    let log = log_path(&dir, id);
+    let bound = host.config.longest_create_timeout() + MARGIN;
+    let patience = match joins {
+        true => Patience::joining(timeout.unwrap_or(bound)),
+        false => Patience::first(timeout.unwrap_or(bound)),
+    };
     let command = work.args.first().map_or("", String::as_str);
     let root = host.config.oci_root();
-    failpoint::hit("cli.bundle.before")?;
-    let made = write_bundle(host, pod, id, work, &bundle, &log);
-    let made = made.and_then(|()| failpoint::hit("cli.bundle.after"));
-    let started = match made {
-        Ok(()) => run(client, &root, id, &bundle, &log, attach, command).await,
-        Err(e) => Err(e.into()),
-    };
+    let created = create(client, &root, id, &place, attach, patience).await;
+    let goes_on = attach.is_none() && matches!(&created, Err(e) if e.kind() == Kind::Deadline);
+    if let Err(e) = created {
+        if goes_on {
+            let next = format!("run the same command with `--name {name}` to take it");
+            return Err(Error::new(Kind::Deadline, format!("{e}; {next}")).into());
+        }
+        give_up(client, id, &place.bundle).await;
+        return Err(Failure::of_start(command, e));
+    }
+    let started = start_process(client, id, "", command).await;
     if started.is_err() {
-        // Never there, or never used: a refusal here changes nothing about the failure that is reported.
-        let _ = delete(client, id, "").await;
-        let _ = fs::remove_dir_all(&bundle);
+        give_up(client, id, &place.bundle).await;
     }
     started
+}
+
+/// Where a container's files are.
+struct Place {
+    bundle: PathBuf,
+    log: PathBuf,
+}
+
+/// What is there of the container that is asked for.
+enum Found {
+    Nothing,
+    /// On its way, or made and waiting; by the same command.
+    Ours,
+    Other,
+}
+
+fn found(pod: &Record, id: &str, bundle: &Path, config: &Value) -> Found {
+    let asked = fs::read(bundle.join(ASKED)).ok();
+    let same = asked
+        .is_some_and(|text| serde_json::from_slice::<Value>(&text).ok().as_ref() == Some(config));
+    let status = pod.containers.get(id).map(|c| c.status);
+    match (status, bundle.exists()) {
+        (None, false) => Found::Nothing,
+        // Begun a moment ago, or undone since: nobody came for it.
+        (None, true) if same => Found::Ours,
+        (None, true) if fs::remove_dir_all(bundle).is_ok() => Found::Nothing,
+        (Some(Status::Creating | Status::Parked | Status::Created), true) if same => Found::Ours,
+        _ => Found::Other,
+    }
+}
+
+/// Never there, or never used: a refusal here changes nothing about the failure that is reported.
+async fn give_up(client: &Client, id: &str, bundle: &Path) {
+    let _ = delete(client, id, "").await;
+    let _ = fs::remove_dir_all(bundle);
 }
 
 /// Task.Delete of a container (`exec_id` empty) or of an exec.
@@ -160,7 +229,7 @@ pub async fn start_process(
     };
     let answer = client
         .task()
-        .start(client::context(Some(CREATE_LIMIT)), &request)
+        .start(client::context(Some(START_LIMIT)), &request)
         .await;
     answer
         .map(drop)
@@ -194,32 +263,36 @@ pub fn log_files(dir: &Path, id: &str) -> Vec<PathBuf> {
     [rotated, log].into_iter().filter(|p| p.is_file()).collect()
 }
 
-async fn run(
+/// Task.Create, for as long as we wait.
+async fn create(
     client: &Client,
     root: &Path,
     id: &str,
-    bundle: &Path,
-    log: &Path,
+    place: &Place,
     attach: Option<&Attach>,
-    command: &str,
-) -> Result<(), Failure> {
+    patience: Patience,
+) -> Result<()> {
     let options = runtime_options(root)?;
-    let streams = log_uri(log, attach);
+    let streams = log_uri(&place.log, attach);
     let request = CreateTaskRequest {
         id: id.to_owned(),
-        bundle: bundle.display().to_string(),
+        bundle: place.bundle.display().to_string(),
         stdin: attach.map(Attach::stdin_path).unwrap_or_default(),
         stdout: streams.clone(),
         stderr: streams,
         options: Some(options).into(),
         ..Default::default()
     };
-    client
-        .task()
-        .create(client::context(Some(CREATE_LIMIT)), &request)
-        .await
-        .map_err(|e| Failure::of_start(command, client::from_ttrpc("start the workload", e)))?;
-    start_process(client, id, "", command).await
+    let call = async |left| {
+        let answer = client
+            .task()
+            .create(client::context(Some(left)), &request)
+            .await;
+        answer
+            .map(drop)
+            .map_err(|e| client::from_ttrpc("start the workload", e))
+    };
+    patience.ask(call).await
 }
 
 /// Ours, as TOML: only there can be said that the configured runtime is wanted, else crun where it runs.
@@ -260,14 +333,7 @@ fn encoded(path: &str) -> String {
         .collect()
 }
 
-fn write_bundle(
-    host: &Host,
-    pod: &Record,
-    id: &str,
-    work: &Workload,
-    bundle: &Path,
-    log: &Path,
-) -> Result<()> {
+fn config(host: &Host, pod: &Record, id: &str, work: &Workload) -> Value {
     // A supervisor that did not say where the pod's cgroup is gets the place the configuration names.
     let parent = pod.cgroup.clone().unwrap_or_else(|| {
         format!(
@@ -277,7 +343,7 @@ fn write_bundle(
             pod.id
         )
     });
-    let config = spec::config(&Wish {
+    spec::config(&Wish {
         rootfs: &work.rootfs.display().to_string(),
         args: &work.args,
         env: &work.env,
@@ -288,23 +354,29 @@ fn write_bundle(
         host_network: pod.network.host,
         files: getrlimit(Resource::RLIMIT_NOFILE).map_or(FILES, |(_, hard)| hard.min(FILES)),
         cgroup_v2: Path::new("/sys/fs/cgroup/cgroup.controllers").exists(),
-    });
-    private_dir(bundle)?;
-    if let Some(logs) = log.parent() {
+    })
+}
+
+fn write_bundle(host: &Host, config: &Value, place: &Place) -> Result<()> {
+    private_dir(&place.bundle)?;
+    if let Some(logs) = place.log.parent() {
         private_dir(logs)?;
     }
     private_dir(&host.config.oci_root())?;
-    let path = bundle.join("config.json");
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&path)
-        .context(|| format!("make {}", path.display()))?;
-    let text = serde_json::to_vec_pretty(&config)
+    let text = serde_json::to_vec_pretty(config)
         .map_err(|e| Error::caused(Kind::Other, "write config.json", e))?;
-    file.write_all(&text)
-        .context(|| format!("write {}", path.display()))
+    for name in [ASKED, "config.json"] {
+        let path = place.bundle.join(name);
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .context(|| format!("make {}", path.display()))?;
+        file.write_all(&text)
+            .context(|| format!("write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -57,11 +57,6 @@ impl Failure {
         self.code
     }
 
-    /// What went wrong somewhere is that the pod asked for is going away.
-    pub fn is_gone(&self) -> bool {
-        self.error.as_ref().is_some_and(|e| e.kind() == Kind::Gone)
-    }
-
     /// What to print, if anything.
     pub fn text(&self) -> Option<String> {
         self.error.as_ref().map(ToString::to_string)

@@ -11,6 +11,7 @@ use crate::client;
 use crate::error::{Context, Result};
 use crate::launch;
 use crate::network::netns;
+use crate::pod::Parked;
 use crate::pod::gc::{self, Left};
 use crate::pod::record::Found;
 use crate::undo::together;
@@ -18,7 +19,7 @@ use crate::undo::together;
 use super::failure::{Failure, NO_SUCH};
 use super::host::Host;
 use super::supervisor::label;
-use super::{names, output, owed, remove};
+use super::{names, output, owed, parked, remove};
 
 /// Flags of `gc`.
 #[derive(Debug, clap::Args)]
@@ -28,6 +29,9 @@ pub struct Args {
     /// Print what would be done.
     #[arg(long)]
     dry_run: bool,
+    /// Undo also networks that are parked for their pods and have no keeper any more, before their time is over.
+    #[arg(long)]
+    all: bool,
     /// For a unit that runs at boot: each thing once, and success also when something is still owed.
     #[arg(long)]
     boot: bool,
@@ -64,11 +68,18 @@ pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
             }
         }
     }
-    for socket in dead_sockets(&host.config.runtime_root.join("s")) {
-        let what = format!("socket {} of a supervisor that has died", socket.display());
+    let sockets = dead_sockets(&host.config.runtime_root.join("s"));
+    let sockets = sockets.into_iter().map(|path| (path, true));
+    let half = half_written(&host.config.runtime_root).into_iter();
+    for (path, is_socket) in sockets.chain(half.map(|path| (path, false))) {
+        let (kind, remove): (_, fn(&Path) -> Result<()>) = match is_socket {
+            true => ("socket", launch::remove_dead_socket),
+            false => ("half-written file", remove_file),
+        };
+        let what = format!("{kind} {} of a process that has died", path.display());
         if args.dry_run {
             output::line(format!("would undo: {what}"));
-        } else if let Err(e) = launch::remove_dead_socket(&socket) {
+        } else if let Err(e) = remove(&path) {
             unsettled += 1;
             output::complain(format!("not undone: {what}: {e}"));
         } else {
@@ -84,7 +95,7 @@ pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
 /// One thing's turn, with its line; false when it is still there.
 async fn one(host: &Host, args: &Args, left: &Left) -> bool {
     let what = describe(host, left);
-    if let Some(why) = kept(left) {
+    if let Some(why) = kept(left, args.all) {
         output::line(format!("left alone: {what}: {why}"));
         return true;
     }
@@ -126,14 +137,24 @@ fn describe(host: &Host, left: &Left) -> String {
             owed::label(owed),
             owed.namespace
         ),
+        Left::Parked(parked) => format!(
+            "parked network of pod {} of namespace {}, which is gone",
+            parked::label(parked),
+            parked.holder.namespace
+        ),
         Left::Record(record) => format!("record {}, which owes nothing", record.dir().display()),
         Left::Netns { path, .. } => format!("netns {}, which is no pod's", path.display()),
         Left::Link(path) => format!("link {}, which leads nowhere", path.display()),
     }
 }
 
-fn kept(left: &Left) -> Option<String> {
+fn kept(left: &Left, all: bool) -> Option<String> {
     match left {
+        Left::Parked(parked) if !all => Some(format!(
+            "{}; `podvisor rm {}` undoes it now",
+            parked::reason(parked),
+            parked::label(parked)
+        )),
         Left::Directory { kept, .. } => kept.clone(),
         Left::Netns {
             user: Some(pid), ..
@@ -146,7 +167,7 @@ async fn settle(host: &Host, left: &Left) -> Result<()> {
     match left {
         Left::Pod(record) => {
             let host = host.of_namespace(&record.namespace)?;
-            remove::pod(&host, &Found::Record(record.clone()), false).await
+            remove::pod(&host, &Found::Record(record.clone()), false, Parked::Stays).await
         }
         Left::Directory { namespace, id, .. } => {
             let found = Found::Broken {
@@ -154,17 +175,38 @@ async fn settle(host: &Host, left: &Left) -> Result<()> {
                 id: id.clone(),
                 reason: String::new(),
             };
-            remove::pod(&host.of_namespace(namespace)?, &found, false).await
+            remove::pod(&host.of_namespace(namespace)?, &found, false, Parked::Stays).await
         }
+        Left::Parked(parked) => parked::undo(host, parked).await,
         Left::Network(owed) => owed::hurry(host, owed).await,
         Left::Record(record) => gc::clear(&host.config, record),
         Left::Netns { path, .. } => netns::unpin(path),
-        Left::Link(path) => match fs::remove_file(path) {
-            // It went with what it led to.
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            removed => removed.context(|| format!("remove {}", path.display())),
-        },
+        // It may have gone with what it led to.
+        Left::Link(path) => remove_file(path),
     }
+}
+
+fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.context(|| format!("remove {}", path.display())),
+    }
+}
+
+/// Files that are kept for the boot are written as `.<name>.<pid>` first: those of processes that are gone.
+fn half_written(root: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    let dead = |path: &PathBuf| {
+        let name = path
+            .file_name()
+            .and_then(|n| n.to_str())
+            .unwrap_or_default();
+        let pid = name.strip_prefix('.').and_then(|n| n.rsplit_once('.'));
+        pid.is_some_and(|(_, pid)| {
+            pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()
+        })
+    };
+    entries.map(|e| e.path()).filter(dead).collect()
 }
 
 /// Namespaces that names were given in.
@@ -187,4 +229,20 @@ fn dead_sockets(dir: &Path) -> Vec<PathBuf> {
         .collect();
     dead.sort();
     dead
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_of_processes_that_are_gone_are_half_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = format!(".cni-latency.{}", std::process::id());
+        for name in [&own, ".cni-latency.99999999", ".cni-latency", "x.99999999"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        let found = half_written(dir.path());
+        assert_eq!(found, [dir.path().join(".cni-latency.99999999")]);
+    }
 }

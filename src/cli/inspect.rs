@@ -1,20 +1,20 @@
 //! `podvisor inspect`: the whole record of a pod, what its supervisor says now, and its stages with their times.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value, json};
 
 use crate::client;
 use crate::clock;
 use crate::error::{Error, Kind, Result};
-use crate::pod::gc::OwedNetwork;
+use crate::pod::gc::{OwedNetwork, ParkedNetwork};
 use crate::pod::history::{Event, Moment};
 use crate::pod::record::{Found, Record, Stage};
 use crate::proto::sandbox::sandbox::SandboxStatusRequest;
 
 use super::failure::Failure;
 use super::host::Host;
-use super::{names, output, owed, ps, select, supervisor};
+use super::{names, output, owed, parked, ps, select, supervisor};
 
 /// Status is answered from a snapshot.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -38,9 +38,14 @@ pub struct Args {
 pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
     let find = |target: &String| match select::pod(host, target) {
         Ok(found) => Ok(Shown::Pod(found)),
-        Err(unknown) => owed::find(host, target)?
-            .map(|owed| Shown::Owed(Box::new(owed)))
-            .ok_or(unknown),
+        Err(unknown) => {
+            if let Some(parked) = parked::find(host, target)? {
+                return Ok(Shown::Parked(Box::new(parked)));
+            }
+            owed::find(host, target)?
+                .map(|owed| Shown::Owed(Box::new(owed)))
+                .ok_or(unknown)
+        }
     };
     let shown: Vec<Shown> = args.pods.iter().map(find).collect::<Result<_, _>>()?;
     if args.stages {
@@ -51,6 +56,7 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
         list.push(match pod {
             Shown::Pod(found) => document(host, found).await?,
             Shown::Owed(owed) => owed::document(owed),
+            Shown::Parked(parked) => parked::document(parked),
         });
     }
     output::json(&list)?;
@@ -61,6 +67,7 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
 enum Shown {
     Pod(Found),
     Owed(Box<OwedNetwork>),
+    Parked(Box<ParkedNetwork>),
 }
 
 fn stages(pods: &[Shown]) -> Result<u8, Failure> {
@@ -74,13 +81,15 @@ fn stages(pods: &[Shown]) -> Result<u8, Failure> {
                     format!("show stages: {reason}"),
                 ));
             }
-            Shown::Owed(owed) => {
+            Shown::Owed(_) | Shown::Parked(_) => {
+                let label = match found {
+                    Shown::Owed(owed) => owed::label(owed),
+                    Shown::Parked(parked) => parked::label(parked),
+                    Shown::Pod(_) => "",
+                };
                 return Err(Failure::no_such(
                     Kind::State,
-                    format!(
-                        "show stages: pod {} is gone but for its network",
-                        owed::label(owed)
-                    ),
+                    format!("show stages: pod {label} is gone but for its network"),
                 ));
             }
         }
@@ -167,6 +176,14 @@ async fn status(record: &Record) -> Value {
         Err(e) => json!({ "error": e.to_string() }),
     };
     status["live"] = live;
+    let parked = ps::parked(record).map(|(id, since)| {
+        let age = SystemTime::now().duration_since(since).unwrap_or_default();
+        json!({ "id": id, "age_seconds": age.as_secs() })
+    });
+    status["parked_containers"] = parked.collect();
+    if let Some(taken) = record.taken_over() {
+        status["network"] = taken.into();
+    }
     status
 }
 

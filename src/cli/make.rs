@@ -23,21 +23,12 @@ use super::attach::Signals;
 use super::failure::{Failure, PODVISOR_FAILED};
 use super::host::{Host, private_dir};
 use super::names::{self, Reserved};
+use super::patience::Patience;
 use super::plan::Plan;
 use super::{output, progress, remove, supervisor};
 
 /// CreateSandbox writes files and makes no network: what takes this long hangs.
 const CREATE_LIMIT: Duration = Duration::from_secs(30);
-
-/// How long a command that joins asks at a time. Whoever began the pod may have left; then the result goes to a request
-/// that comes after it is ready, and one that watches is held until its own deadline.
-const JOIN_SLICE: Duration = Duration::from_secs(1);
-
-/// The answer that our time is over comes after this part of it, not before (a supervisor keeps 5 %).
-const ANSWERED: f64 = 0.9;
-
-/// A result that became ready while we watched is taken by asking again; more often than this something is wrong.
-const TRIES: u32 = 3;
 
 /// Between looks at a pod whose name is wanted and which is going away.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
@@ -57,14 +48,14 @@ pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made
     let mut told = false;
     loop {
         match once(host, plan, told, signals).await {
-            Err(failure) if failure.is_gone() && plan.name.is_some() && Instant::now() < end => {
-                let text = failure.text().filter(|_| !told);
-                if let Some(text) = text {
-                    output::complain(format!("{text}; waiting for that"));
-                }
+            Ok(Outcome::Up(made)) => return Ok(*made),
+            Ok(Outcome::Going(error)) if Instant::now() >= end => return Err(error.into()),
+            Ok(Outcome::Going(error)) if !told => {
+                output::complain(format!("{error}; waiting for that"));
                 told = true;
             }
-            other => return other,
+            Ok(Outcome::Going(_)) => {}
+            Err(failure) => return Err(failure),
         }
         tokio::select! {
             () = tokio::time::sleep(LOOK_AGAIN) => {}
@@ -76,13 +67,20 @@ pub async fn pod(host: &Host, plan: &Plan, signals: &mut Signals) -> Result<Made
     }
 }
 
+/// What one try has come to.
+enum Outcome {
+    Up(Box<Made>),
+    /// The pod that has the name is on its way out, and the name will be free.
+    Going(Error),
+}
+
 /// `waited`: the name was one that is just going away.
 async fn once(
     host: &Host,
     plan: &Plan,
     waited: bool,
     signals: &mut Signals,
-) -> Result<Made, Failure> {
+) -> Result<Outcome, Failure> {
     let id = names::new_id()?;
     let dir = host.pod_dir(&id);
     private_dir(&dir)?;
@@ -114,14 +112,11 @@ async fn once(
         Ok(client) => client,
         Err(e) => return Err(give_up(host, &id, &name, e.into()).await),
     };
-    let patience = Patience::whole(plan.timeout);
+    let patience = Patience::first(plan.timeout);
     start(host, patience, client, &id, &name, signals).await
 }
 
 /// The name's pod is coming up, or waits to be taken: ask for the same pod by its id. The supervisor compares the requests.
-///
-/// # Errors
-/// Gone when that pod is on its way out, and the name will be free.
 async fn join(
     host: &Host,
     plan: &Plan,
@@ -129,16 +124,16 @@ async fn join(
     owner: &str,
     waited: bool,
     signals: &mut Signals,
-) -> Result<Made, Failure> {
+) -> Result<Outcome, Failure> {
     let record = match record::read(&host.pod_dir(owner)) {
         Ok(record) if record.is_supervised() => record,
         // Its journal goes first, its name last.
-        Err(e) if e.is_gone() && waited => return Err(e.as_kind(Kind::Gone).into()),
+        Err(e) if e.is_gone() && waited => return Ok(Outcome::Going(e)),
         _ => return Err(names::taken(name, owner).into()),
     };
     if record.activity() == Activity::RollingBack {
         let what = format!("make pod {name}: an earlier try failed and is being rolled back");
-        return Err(Error::new(Kind::Gone, what).into());
+        return Ok(Outcome::Going(Error::new(Kind::Busy, what)));
     }
     if !is_joinable(&record) {
         return Err(names::taken(name, owner).into());
@@ -151,12 +146,12 @@ async fn join(
         create(host, plan, &client, owner, name).await?;
         Ok::<_, Error>(client)
     };
-    let client = asked.await.map_err(going)?;
-    let patience = Patience {
-        whole: plan.timeout,
-        slice: JOIN_SLICE,
-        joined: true,
+    let client = match asked.await {
+        Ok(client) => client,
+        Err(e) if is_going(&e) => return Ok(Outcome::Going(e)),
+        Err(e) => return Err(e.into()),
     };
+    let patience = Patience::joining(plan.timeout);
     start(host, patience, client, owner, name, signals).await
 }
 
@@ -170,31 +165,8 @@ fn is_joinable(record: &Record) -> bool {
 }
 
 /// Refused for now, or closed in mid-sentence: the supervisor of another's pod is going.
-fn going(error: Error) -> Error {
-    match error.kind() {
-        Kind::Busy => error.as_kind(Kind::Gone),
-        _ => error,
-    }
-}
-
-/// How long to wait for a pod, and for one answer.
-#[derive(Clone, Copy, Debug)]
-struct Patience {
-    whole: Duration,
-    slice: Duration,
-    /// The pod is another command's.
-    joined: bool,
-}
-
-impl Patience {
-    /// In one request, which has the pod as soon as it is ready.
-    fn whole(whole: Duration) -> Self {
-        Self {
-            whole,
-            slice: whole,
-            joined: false,
-        }
-    }
+fn is_going(error: &Error) -> bool {
+    matches!(error.kind(), Kind::Busy | Kind::Gone)
 }
 
 async fn create(host: &Host, plan: &Plan, client: &Client, id: &str, name: &str) -> Result<()> {
@@ -222,7 +194,7 @@ async fn start(
     id: &str,
     name: &str,
     signals: &mut Signals,
-) -> Result<Made, Failure> {
+) -> Result<Outcome, Failure> {
     let dir = host.pod_dir(id);
     let work = progress::watch(&dir, ask(&client, id, name, patience));
     let started = tokio::select! {
@@ -246,54 +218,31 @@ async fn start(
             ));
         }
         // Not ours to undo, and done with in a moment.
-        Err(e) if patience.joined && matches!(e.kind(), Kind::Busy | Kind::Gone) => {
-            return Err(going(e).into());
-        }
+        Err(e) if patience.joins() && is_going(&e) => return Ok(Outcome::Going(e)),
         Err(e) => return Err(give_up(host, id, name, e.into()).await),
     }
     match supervisor::reread(host, id) {
-        Ok(record) => Ok(Made { record, client }),
+        Ok(record) => Ok(Outcome::Up(Box::new(Made { record, client }))),
         Err(e) => Err(give_up(host, id, name, e.into()).await),
     }
 }
 
-/// StartSandbox, and again when it says that the result has become ready for whoever asks next.
+/// StartSandbox, for as long as we wait.
 async fn ask(client: &Client, id: &str, name: &str, patience: Patience) -> Result<()> {
-    let end = Instant::now() + patience.whole;
     let request = StartSandboxRequest {
         sandbox_id: id.to_owned(),
         ..Default::default()
     };
-    let mut refused = 0;
-    loop {
-        // Zero would mean no limit at all.
-        let left = end
-            .saturating_duration_since(Instant::now())
-            .min(patience.slice)
-            .max(Duration::from_millis(1));
-        let asked = Instant::now();
+    let call = async |left| {
         let answer = client
             .sandbox()
             .start_sandbox(client::context(Some(left)), &request)
             .await;
-        let Err(e) = answer.map_err(|e| client::from_ttrpc(&format!("start pod {name}"), e)) else {
-            return Ok(());
-        };
-        refused += u32::from(e.kind() == Kind::Busy);
-        let again = match e.kind() {
-            Kind::Busy => refused < TRIES,
-            // Not ours: some step of the creation had one, and that has failed.
-            Kind::Deadline if asked.elapsed() < left.mul_f64(ANSWERED) => {
-                return Err(e.as_kind(Kind::Other));
-            }
-            // The slice's, not the whole.
-            Kind::Deadline => end.saturating_duration_since(asked) > left,
-            _ => false,
-        };
-        if !again || Instant::now() >= end {
-            return Err(e);
-        }
-    }
+        answer
+            .map(drop)
+            .map_err(|e| client::from_ttrpc(&format!("start pod {name}"), e))
+    };
+    patience.ask(call).await
 }
 
 /// Removes what was made and hands the reason back; what could not be removed is told at once.

@@ -13,7 +13,7 @@ use crate::pod::gc;
 
 use super::failure::{Failure, NO_SUCH};
 use super::host::Host;
-use super::{output, owed, select};
+use super::{output, owed, parked, select};
 
 /// Flags of `network`.
 #[derive(Debug, clap::Args)]
@@ -74,6 +74,8 @@ struct Shown {
     pods: usize,
     /// Pods that are gone and whose DEL is owed.
     owed: Vec<Value>,
+    /// Pods that are gone and whose network waits for their next supervisor.
+    parked: Vec<Value>,
     /// Durations of its chains since the boot, by command.
     latency: BTreeMap<String, Histogram>,
 }
@@ -99,6 +101,14 @@ async fn ls(host: &Host, json: bool) -> Result<u8, Failure> {
         for problem in &network.problems {
             output::complain(format!("{what}: {problem}"));
         }
+    }
+    for parked in gc::parked(&host.config) {
+        output::complain(format!(
+            "pod {} is gone: {}, {}",
+            parked::label(&parked),
+            parked.state(),
+            parked::reason(&parked)
+        ));
     }
     for owed in gc::owed(&host.config) {
         output::complain(format!(
@@ -130,6 +140,7 @@ async fn look(host: &Host) -> Result<Vec<Shown>> {
         let mut network = Shown {
             pods: pods.len(),
             owed: owed.remove(&name).unwrap_or_default(),
+            parked: parked_on(host, &name),
             path: Some(conf.path.clone()),
             latency: latencies.remove(&name).unwrap_or_default(),
             cni_version: conf.cni_version.clone(),
@@ -169,6 +180,14 @@ async fn ask_plugins(host: &Host, conf: &NetworkConf, shown: &mut Shown) -> Resu
         shown.plugins.push((kind.to_owned(), asked.ok()));
     }
     Ok(())
+}
+
+/// Parked networks with an attachment to this one.
+fn parked_on(host: &Host, name: &str) -> Vec<Value> {
+    let all = gc::parked(&host.config).into_iter();
+    all.filter(|p| p.record.attachments().iter().any(|a| a.network == name))
+        .map(|p| parked::document(&p))
+        .collect()
 }
 
 fn owed_by_network(host: &Host) -> BTreeMap<String, Vec<Value>> {
@@ -230,6 +249,7 @@ fn document(shown: &Shown) -> Value {
         "problems": shown.problems,
         "pods": shown.pods,
         "owed": shown.owed,
+        "parked": shown.parked,
         "latency": latency(&shown.latency),
     })
 }
@@ -261,7 +281,7 @@ fn latency(of: &BTreeMap<String, Histogram>) -> Value {
 
 async fn check(host: &Host, target: &str) -> Result<u8, Failure> {
     let pod = select::readable(host, target)?;
-    let record = NetworkRecord::at(&host.config, &host.namespace, &pod.id);
+    let record = pod.network_record(&host.config);
     let checked = network::check(&host.config, host.reaper().await?, &record).await?;
     if checked.is_empty() {
         return Err(Failure::no_such(

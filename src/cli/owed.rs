@@ -1,4 +1,7 @@
-//! Pods that are gone and whose networks are not: how they are found, shown, and hurried.
+//! Pods that are known by their networks alone: how they are found, shown, and hurried. Most are gone; one whose runtime
+//! directory somebody has removed lives.
+
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -11,9 +14,13 @@ use super::host::Host;
 use super::output;
 use super::supervisor::short;
 
+/// Between looks at a network that another process is at.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// Those of this namespace, and those of which nobody knows it any more.
 pub fn list(host: &Host) -> Vec<OwedNetwork> {
-    let all = gc::owed(&host.config).into_iter();
+    let owed = gc::owed(&host.config).into_iter();
+    let all = owed.chain(gc::astray(&host.config));
     all.filter(|o| o.namespace.is_empty() || o.namespace == host.namespace)
         .collect()
 }
@@ -43,12 +50,21 @@ pub fn find(host: &Host, target: &str) -> Result<Option<OwedNetwork>, Failure> {
 
 /// One try of its DEL, now.
 pub async fn hurry(host: &Host, owed: &OwedNetwork) -> Result<()> {
-    let tried = gc::settle(&host.config, host.reaper().await?, &owed.record).await;
-    // Its keeper, or somebody else, was quicker.
-    if !owed.record.owes_del() {
-        return Ok(());
+    let end = Instant::now() + host.config.del_timeout();
+    loop {
+        // A try of its keeper's, which may have begun before what was in its way went.
+        while owed.record.is_busy() && Instant::now() < end {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        let tried = gc::settle(&host.config, host.reaper().await?, &owed.record).await;
+        // Its keeper, or somebody else, was quicker.
+        if !owed.record.owes_del() {
+            return Ok(());
+        }
+        if !owed.record.is_busy() || Instant::now() >= end {
+            return tried.map_err(|e| e.within(format!("remove pod {}", label(owed))));
+        }
     }
-    tried.map_err(|e| e.within(format!("remove pod {}", label(owed))))
 }
 
 /// Its name, else the short id.
@@ -92,7 +108,7 @@ pub fn document(owed: &OwedNetwork) -> Value {
         "uid": owed.holder.uid,
         "pod_namespace": owed.holder.pod_namespace,
         "attempt": owed.holder.attempt,
-        "status": { "state": owed.state(), "reason": reason(owed), "supervised": false },
+        "status": { "state": owed.state(), "reason": reason(owed), "supervised": owed.supervisor.is_some() },
         "network": {
             "netns": owed.holder.netns,
             "record": owed.record.dir(),
@@ -110,7 +126,15 @@ fn since(owed: &OwedNetwork) -> Option<std::time::SystemTime> {
     (owed.debt.first_failure != 0).then(|| clock::from_unix_nanos(owed.debt.first_failure))
 }
 
-fn reason(owed: &OwedNetwork) -> String {
+/// Why it is not an ordinary pod.
+pub fn reason(owed: &OwedNetwork) -> String {
+    if let Some(supervisor) = owed.supervisor {
+        return format!(
+            "its runtime directory is gone, its supervisor (pid {}) lives: remove it with `podvisor rm -f {}`",
+            supervisor.pid,
+            label(owed)
+        );
+    }
     match owed.debt.tries {
         0 => "its network has not been cleaned up yet".to_owned(),
         tries => format!("{tries} tries failed, the last: {}", owed.debt.last_error),

@@ -27,6 +27,9 @@ const NONE: &str = "none";
 const HOST: &str = "host";
 
 /// Flags of a pod.
+/// How long to wait for a pod when nothing else is said.
+const PATIENCE: Duration = Duration::from_secs(240);
+
 // No group of its own: it is flattened into arguments of the same name.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
@@ -38,9 +41,10 @@ pub struct Args {
     /// Publish a port of the pod on the host, as in 8080:80 or 127.0.0.1:5353:53/udp. May be repeated.
     #[arg(short, long, value_name = "[IP:]HOST:CTR[/PROTO]", value_parser = parse::port)]
     pub publish: Vec<PortMapping>,
-    /// How long to wait for the pod; its creation goes on when that has passed.
-    #[arg(long, value_name = "TIME", default_value = "4m", value_parser = parse::span)]
-    pub timeout: Duration,
+    /// How long to wait for the pod [default: 4m], or with --sandbox for the container [default: as long as the OCI
+    /// runtime may take]; the creation goes on when that has passed, and the same command takes its result.
+    #[arg(long, value_name = "TIME", value_parser = parse::span)]
+    pub timeout: Option<Duration>,
 }
 
 /// Which network.
@@ -84,7 +88,7 @@ pub fn check(host: &Host, name: Option<String>, args: Args) -> Result<Plan> {
         name,
         net,
         ports: args.publish,
-        timeout: args.timeout,
+        timeout: args.timeout.unwrap_or(PATIENCE),
         program,
     })
 }

@@ -1,9 +1,11 @@
 //! `podvisor ps`: the pods of a namespace, read from their journals; no supervisor is asked.
 
+use std::time::SystemTime;
+
 use serde_json::{Value, json};
 
 use crate::clock;
-use crate::container::Status;
+use crate::container::{ContainerRecord, Status};
 use crate::network::PortMapping;
 use crate::pod::history::Activity;
 use crate::pod::record::{self, Effect, Found, Record, State};
@@ -11,7 +13,7 @@ use crate::pod::record::{self, Effect, Found, Record, State};
 use super::failure::Failure;
 use super::host::Host;
 use super::supervisor::short;
-use super::{names, output, owed};
+use super::{names, output, owed, parked};
 
 /// Flags of `ps`.
 #[derive(Debug, clap::Args)]
@@ -37,19 +39,29 @@ pub fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
     } else {
         Vec::new()
     };
+    let parked = if args.all {
+        parked::list(host)
+    } else {
+        Vec::new()
+    };
     if args.json {
         let pods = shown.iter().map(|f| document(host, f));
+        let pods = pods.chain(parked.iter().map(parked::entry));
         let list: Vec<Value> = pods.chain(owed.iter().map(owed::entry)).collect();
         output::json(&list)?;
     } else if args.quiet {
         for pod in shown {
             output::line(id(pod));
         }
+        for pod in &parked {
+            output::line(&pod.holder.sandbox_id);
+        }
         for pod in &owed {
             output::line(&pod.id);
         }
     } else {
         let pods = shown.iter().map(|f| row(host, f));
+        let pods = pods.chain(parked.iter().map(parked::row));
         let rows: Vec<Vec<String>> = pods.chain(owed.iter().map(owed::row)).collect();
         output::table(
             &[
@@ -138,6 +150,25 @@ fn running(record: &Record) -> usize {
         .count()
 }
 
+/// Made, and nobody has come for them yet: since when.
+pub fn parked(record: &Record) -> impl Iterator<Item = (&str, SystemTime)> {
+    let since = |c: &ContainerRecord| Some(clock::from_unix_nanos(c.parked_at?));
+    let containers = record.containers.iter();
+    containers.filter_map(move |(id, c)| Some((id.as_str(), since(c)?)))
+}
+
+/// How many run, of how many; those that are parked with the age of the oldest.
+fn containers(record: &Record) -> String {
+    let counted = format!("{}/{}", running(record), record.containers.len());
+    match parked(record).map(|(_, since)| since).min() {
+        None => counted,
+        Some(since) => {
+            let count = parked(record).count();
+            format!("{counted} ({count} parked, {})", output::age(since))
+        }
+    }
+}
+
 fn row(host: &Host, found: &Found) -> Vec<String> {
     match found {
         Found::Record(r) => vec![
@@ -147,7 +178,7 @@ fn row(host: &Host, found: &Found) -> Vec<String> {
             output::age(clock::from_unix_nanos(r.created_at)),
             address(r),
             ports(r),
-            format!("{}/{}", running(r), r.containers.len()),
+            containers(r),
         ],
         Found::Broken { id, .. } => {
             let name = names::of(host, id).unwrap_or_default();
@@ -216,6 +247,7 @@ fn document(host: &Host, found: &Found) -> Value {
             "ports": r.network.ports,
             "containers": r.containers.len(),
             "running": running(r),
+            "parked": parked(r).count(),
         }),
         Found::Broken {
             namespace,
@@ -235,6 +267,7 @@ fn document(host: &Host, found: &Found) -> Value {
             "ports": [],
             "containers": null,
             "running": null,
+            "parked": null,
         }),
     }
 }

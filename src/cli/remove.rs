@@ -14,8 +14,9 @@ use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::launch;
 use crate::network::NetworkRecord;
-use crate::pod;
+use crate::pod::gc::OwedNetwork;
 use crate::pod::record::{self, Found, Record, State};
+use crate::pod::{self, Parked};
 use crate::proto::sandbox::sandbox::{ShutdownSandboxRequest, StopSandboxRequest};
 
 use super::host::Host;
@@ -66,7 +67,8 @@ pub async fn stop(host: &Host, record: &Record, grace: u32) -> Result<()> {
 }
 
 /// Removes a pod that is known to be removable (see [`check`]), or any pod with `force`.
-pub async fn pod(host: &Host, found: &Found, force: bool) -> Result<()> {
+/// `parked`: what becomes of a network that waits for the pod's next supervisor.
+pub async fn pod(host: &Host, found: &Found, force: bool, parked: Parked) -> Result<()> {
     let (id, name) = match found {
         Found::Record(record) => {
             if record.is_supervised() {
@@ -80,22 +82,32 @@ pub async fn pod(host: &Host, found: &Found, force: bool) -> Result<()> {
         }
     };
     if host.pod_dir(id).join(record::FILE).exists() || matches!(found, Found::Broken { .. }) {
-        let undone = from_journal(host, id, force).await;
+        let undone = from_journal(host, id, force, parked).await;
         // Nothing but the network's own record is left: it is listed by that, and the rest must not stand in its way.
-        if undone.is_err() && !host.pod_dir(id).join(record::FILE).exists() && owes(host, id) {
+        if undone.is_err()
+            && !host.pod_dir(id).join(record::FILE).exists()
+            && owes(host, id, parked)
+        {
             forget(host, id, name.as_deref()).await?;
         }
         undone?;
     }
-    owed(host, id, force)?;
+    owed(host, id, force, parked)?;
     forget(host, id, name.as_deref()).await
+}
+
+/// A pod that lives without its runtime directory; by force.
+pub async fn astray(host: &Host, pod: &OwedNetwork) -> Result<()> {
+    from_journal(host, &pod.id, true, Parked::Undone).await?;
+    owed(host, &pod.id, true, Parked::Undone)?;
+    forget(host, &pod.id, Some(&pod.holder.name)).await
 }
 
 /// What a creation that failed has left: the same, by force, whatever state it is in.
 pub async fn unfinished(host: &Host, id: &str, name: &str) -> Result<()> {
     let dir = host.pod_dir(id);
     match record::read(&dir) {
-        Ok(record) => pod(host, &Found::Record(Box::new(record)), true).await,
+        Ok(record) => pod(host, &Found::Record(Box::new(record)), true, Parked::Undone).await,
         // No supervisor got far enough to write a journal.
         Err(e) if e.is_gone() => forget(host, id, Some(name)).await,
         Err(e) => {
@@ -104,7 +116,7 @@ pub async fn unfinished(host: &Host, id: &str, name: &str) -> Result<()> {
                 id: id.to_owned(),
                 reason: e.to_string(),
             };
-            pod(host, &found, true).await
+            pod(host, &found, true, Parked::Undone).await
         }
     }
 }
@@ -170,7 +182,7 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
     match answer {
         Ok(()) => {
             // It may stay as the keeper of what it still owes; then it has closed its socket and needs nothing of ours.
-            let network = NetworkRecord::at(&host.config, &host.namespace, &record.id);
+            let network = record.network_record(&host.config);
             let kept = || network.owes_del() && !network.is_held();
             let end = Instant::now() + LEAVE_LIMIT;
             while !own.wait_gone(LEAVE_POLL).await && !kept() && Instant::now() < end {}
@@ -224,13 +236,14 @@ async fn dismiss(host: &Host, id: &str) -> Result<()> {
 }
 
 /// The supervisor has died, or left without forgetting everything.
-async fn from_journal(host: &Host, id: &str, force: bool) -> Result<()> {
+async fn from_journal(host: &Host, id: &str, force: bool, parked: Parked) -> Result<()> {
     match pod::rescue(
         &host.config,
         host.reaper().await?,
         &host.namespace,
         id,
         RESCUE_BUDGET,
+        parked,
     )
     .await
     {
@@ -245,11 +258,11 @@ async fn from_journal(host: &Host, id: &str, force: bool) -> Result<()> {
 }
 
 /// A DEL that is still owed is on record beside the pod and survives it.
-fn owed(host: &Host, id: &str, force: bool) -> Result<()> {
-    if !owes(host, id) {
+fn owed(host: &Host, id: &str, force: bool, parked: Parked) -> Result<()> {
+    if !owes(host, id, parked) {
         return Ok(());
     }
-    let network = NetworkRecord::at(&host.config, &host.namespace, id);
+    let network = NetworkRecord::find(&host.config, &host.namespace, id);
     let what = format!(
         "remove pod {id}: network clean-up pending, see {}",
         network.dir().display()
@@ -266,8 +279,10 @@ fn owed(host: &Host, id: &str, force: bool) -> Result<()> {
     Ok(())
 }
 
-fn owes(host: &Host, id: &str) -> bool {
-    NetworkRecord::at(&host.config, &host.namespace, id).owes_del()
+fn owes(host: &Host, id: &str, parked: Parked) -> bool {
+    let network = NetworkRecord::find(&host.config, &host.namespace, id);
+    let stays = parked == Parked::Stays && network.holder().is_some_and(|h| h.is_kept());
+    network.owes_del() && !stays
 }
 
 /// Directory last but one, name last.

@@ -2,9 +2,12 @@
 
 use std::rc::Rc;
 
+use crate::error::{Error, Kind};
+use crate::pod::Parked;
+
 use super::failure::{Failure, NO_SUCH};
 use super::host::Host;
-use super::{output, owed, remove, select};
+use super::{output, owed, parked, remove, select};
 
 /// Flags of `rm`.
 #[derive(Debug, clap::Args)]
@@ -33,7 +36,24 @@ async fn one(host: &Host, target: &str, force: bool) -> Result<(), Failure> {
     let found = match select::pod(host, target) {
         Ok(found) => found,
         Err(unknown) => {
+            if let Some(parked) = parked::find(host, target)? {
+                match parked::undo(host, &parked).await {
+                    Err(e) if force => owed::complain(&e),
+                    tried => tried?,
+                }
+                output::line(target);
+                return Ok(());
+            }
             let owed = owed::find(host, target)?.ok_or(unknown)?;
+            if owed.supervisor.is_some() {
+                if !force {
+                    let why = format!("remove pod {target}: {}", owed::reason(&owed));
+                    return Err(Failure::new(NO_SUCH, Error::new(Kind::State, why)));
+                }
+                remove::astray(host, &owed).await?;
+                output::line(target);
+                return Ok(());
+            }
             match owed::hurry(host, &owed).await {
                 Err(e) if force => owed::complain(&e),
                 tried => tried?,
@@ -45,7 +65,7 @@ async fn one(host: &Host, target: &str, force: bool) -> Result<(), Failure> {
     if !force {
         remove::check(host, &found).map_err(|e| Failure::new(NO_SUCH, e))?;
     }
-    remove::pod(host, &found, force).await?;
+    remove::pod(host, &found, force, Parked::Undone).await?;
     output::line(target);
     Ok(())
 }

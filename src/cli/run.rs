@@ -4,6 +4,7 @@
 //! and removed with `--rm`. A detached pod stays until `stop`. What does not start leaves nothing.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::client::Client;
 use crate::error::{Error, Kind};
@@ -86,6 +87,7 @@ async fn fresh(
         work,
         args.detach,
         args.interactive,
+        None,
         signals,
     )
     .await;
@@ -141,6 +143,7 @@ async fn add(
         work,
         args.detach,
         args.interactive,
+        args.pod.timeout,
         signals,
     )
     .await?;
@@ -164,14 +167,15 @@ async fn launch(
     work: &Workload,
     detach: bool,
     interactive: bool,
+    timeout: Option<Duration>,
     signals: &mut Signals,
 ) -> Result<Option<u8>, Failure> {
     if detach {
-        container::start(host, client, pod, id, work, None).await?;
+        container::start(host, client, pod, id, work, None, timeout).await?;
         return Ok(None);
     }
     let attach = Attach::make(&host.pod_dir(&pod.id), interactive)?;
-    container::start(host, client, pod, id, work, Some(&attach)).await?;
+    container::start(host, client, pod, id, work, Some(&attach), timeout).await?;
     Ok(Some(attach.follow(client, id, "", signals).await?))
 }
 
@@ -183,7 +187,13 @@ async fn end(host: &Host, pod: &Record, rm: bool) -> crate::error::Result<()> {
         return Ok(());
     }
     let stopped = supervisor::reread(host, &pod.id)?;
-    remove::pod(host, &Found::Record(Box::new(stopped)), false).await
+    remove::pod(
+        host,
+        &Found::Record(Box::new(stopped)),
+        false,
+        crate::pod::Parked::Undone,
+    )
+    .await
 }
 
 fn workload(args: &Args) -> Result<Workload, Failure> {

@@ -8,7 +8,7 @@ use crate::pod::record::State;
 use super::failure::{Failure, NO_SUCH};
 use super::host::Host;
 use super::supervisor::label;
-use super::{output, remove, select};
+use super::{output, parked, remove, select};
 
 /// Flags of `stop`.
 #[derive(Debug, clap::Args)]
@@ -34,7 +34,16 @@ pub async fn run(host: &Rc<Host>, args: Args) -> Result<u8, Failure> {
 }
 
 async fn one(host: &Host, target: &str, grace: u32) -> Result<(), Failure> {
-    let record = select::readable(host, target)?;
+    let record = match select::readable(host, target) {
+        Ok(record) => record,
+        // Of this one only the network is left, and it is parked.
+        Err(unknown) => {
+            let parked = parked::find(host, target)?.ok_or(unknown)?;
+            parked::undo(host, &parked).await?;
+            output::line(target);
+            return Ok(());
+        }
+    };
     if !record.is_supervised() {
         let name = label(&record);
         return Err(Failure::no_such(

@@ -9,14 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use super::join::{self, millis};
 use super::record::{ContainerRecord, Status};
 use super::state::Inner;
 use super::table::{Container, Fixed, Shared};
-use super::{CreateRequest, RuntimeOptions, exit, kill, pod_context, undo};
+use super::{CreateRequest, PodContext, RuntimeOptions, kill, parking, pod_context, undo};
 use crate::cgroup::{Group, Layout};
 use crate::clock::unix_nanos;
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
+use crate::job::Job;
 use crate::mount;
 use crate::oci::{self, Runtime};
 use crate::process::Child;
@@ -29,36 +31,75 @@ const DEFAULT_ROOT: &str = "/run/containerd/runc";
 /// Where the runtime writes init's pid, in the bundle.
 const PID_FILE: &str = "init.pid";
 
-/// See [`super::Containers::create`].
-pub(super) async fn create(shared: &Arc<Shared>, request: CreateRequest) -> Result<u32> {
+/// Runs the creation to its end: given, parked, or undone.
+pub(super) async fn work(
+    shared: &Arc<Shared>,
+    request: CreateRequest,
+    job: Job<u32>,
+    admit: impl Future<Output = Result<Option<PodContext>>>,
+) {
     let id = request.id.clone();
-    attempt(shared, request).await.map_err(|e| {
-        // A missing file is no missing container.
-        let kind = if e.is_gone() { Kind::Invalid } else { e.kind() };
-        e.as_kind(kind).within(format!("create container {id}"))
-    })
+    let made = attempt(shared, request, &job, admit).await;
+    let Err((container, error)) = made else {
+        return;
+    };
+    // A missing file is no missing container, and our own bounds are no impatience of the caller's.
+    let kind = match error.kind() {
+        Kind::NotFound => Kind::Invalid,
+        Kind::Deadline => Kind::Other,
+        kind => kind,
+    };
+    let error = error.as_kind(kind).within(format!("create container {id}"));
+    let (step, took) = job.enter("roll-back");
+    tracing::warn!(id, step, took_ms = millis(took), %error, "creation of a container failed; rolling back");
+    job.fail(kind, error.to_string());
+    match container {
+        Some(container) => abandon(shared, &container).await,
+        None => drop(shared.creations().remove(&id)),
+    }
+    job.end();
 }
 
-async fn attempt(shared: &Arc<Shared>, request: CreateRequest) -> Result<u32> {
-    crate::id::check("container id", &request.id)?;
-    shared.is_free(&request.id)?;
-    if !request.checkpoint.is_empty() {
-        return Err(unsupported("restoring from a checkpoint is not built yet"));
-    }
-    let layout = Layout::detect()?;
-    let plan = Plan::make(shared, &layout, &request)?;
-    let container = Arc::new(Container::new(plan.fixed, Inner::new(plan.record)));
+/// A failure, and what has to be undone.
+type Failed = (Option<Arc<Container>>, Error);
+
+async fn attempt(
+    shared: &Arc<Shared>,
+    mut request: CreateRequest,
+    job: &Job<u32>,
+    admit: impl Future<Output = Result<Option<PodContext>>>,
+) -> std::result::Result<(), Failed> {
+    let nothing = |error| (None, error);
+    enter(job, &request.id, "admit");
+    request.pod = admit.await.map_err(nothing)?;
+    let layout = Layout::detect().map_err(nothing)?;
+    let plan = Plan::make(shared, &layout, &request).map_err(nothing)?;
+    let container = Arc::new(Container::new(
+        plan.fixed,
+        job.clone(),
+        Inner::new(plan.record),
+    ));
     // Never waits, the container is nobody's yet: who looked whether the pod takes containers must not be overtaken by
     // its stop before the container is in the table.
-    let _turn = container.verbs.try_lock().map_err(|_| taken())?;
-    shared.insert(&container)?;
-    match build(shared, &layout, &container, &request, plan.spec).await {
-        Ok(pid) => Ok(pid),
-        Err(error) => {
-            abandon(shared, &container).await;
-            Err(error)
-        }
+    let _turn = container.verbs.try_lock().map_err(|_| nothing(taken()))?;
+    shared.insert(&container).map_err(nothing)?;
+    if job.is_cancelled() {
+        container.cancel();
     }
+    match build(shared, &layout, &container, &request, plan.spec).await {
+        Ok(pid) => {
+            parking::settle(shared, &container, pid);
+            Ok(())
+        }
+        Err(error) => Err((Some(Arc::clone(&container)), error)),
+    }
+}
+
+/// One line for every stage that ends.
+fn enter(job: &Job<u32>, id: &str, stage: &'static str) {
+    let (step, took) = job.enter(stage);
+    let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+    tracing::info!(id, step, took_us, next = stage, "stage ended");
 }
 
 /// What is known before anything was done.
@@ -71,6 +112,9 @@ struct Plan {
 
 impl Plan {
     fn make(shared: &Shared, layout: &Layout, request: &CreateRequest) -> Result<Self> {
+        if !request.checkpoint.is_empty() {
+            return Err(unsupported("restoring from a checkpoint is not built yet"));
+        }
         let mut spec = Spec::read(&request.bundle)?;
         let joined = request
             .pod
@@ -97,6 +141,7 @@ impl Plan {
             own_pid_namespace: spec.has_own_pid_namespace(),
             io_owner: (request.options.io_uid, request.options.io_gid),
             stop_signal: kill::stop_signal(&spec.annotations()),
+            rootfs: request.rootfs.clone(),
             runtime,
         };
         let record = ContainerRecord {
@@ -110,6 +155,7 @@ impl Plan {
             rootfs_mounted: !request.rootfs.is_empty(),
             status: Status::Creating,
             created_at: unix_nanos(SystemTime::now()),
+            parked_at: None,
             started_at: None,
             exit: None,
             stdin: request.stdin.clone(),
@@ -166,17 +212,24 @@ async fn build(
     request: &CreateRequest,
     spec: Option<Spec>,
 ) -> Result<u32> {
+    let (job, id) = (&container.job, &request.id);
+    enter(job, id, "record");
     failpoint::reach("container.record.before").await?;
     shared.save(container)?;
     failpoint::reach("container.record.after").await?;
     if let Some(spec) = spec {
+        join::also_known_as(shared, request, &spec.to_bytes()?);
         spec.write(&request.bundle)?;
     }
+    enter(job, id, "rootfs");
     mount_rootfs(request).await?;
     failpoint::reach("rootfs.mount.after").await?;
+    enter(job, id, "stdio");
     let streams = container.inner().init.streams.clone();
-    let mut io = shared.open_streams(container, streams, true).await?;
+    let opening = shared.open_streams(container, streams, true);
+    let mut io = container.unless_cancelled(opening).await?;
     container.inner().record.logger = io.logger();
+    enter(job, id, "runtime-create");
     let child = run(shared, container, request, &mut io).await?;
     failpoint::child("container.created.process", child.pid());
     failpoint::reach("runtime-create.after").await?;
@@ -191,16 +244,12 @@ async fn build(
         inner.group = group;
     }
     shared.save(container)?;
+    // Cancelled while the runtime ended: whoever did it waits for the undo.
+    if container.is_cancelled() {
+        return Err(container.is_being_stopped());
+    }
     let pid = child.pid().unsigned_abs();
-    container.step(|inner| {
-        inner.init.connect(child.clone(), io);
-        inner.creating = false;
-        let bundle = request.bundle.to_string_lossy();
-        shared
-            .announcer(container)
-            .created(&bundle, &request.rootfs, &inner.init.streams, pid);
-    });
-    exit::watch_init(shared, container, child);
+    container.step(|inner| inner.init.connect(child, io));
     Ok(pid)
 }
 
@@ -243,6 +292,7 @@ async fn run(
         no_pivot_root: request.options.no_pivot_root,
         no_new_keyring: request.options.no_new_keyring,
         console: console.as_deref(),
+        limit: shared.config.create_timeout(&fixed.runtime.binary),
         stdio: io.take_child_stdio()?,
     };
     container
@@ -255,7 +305,7 @@ async fn run(
 }
 
 /// A create that failed leaves nothing; what cannot be undone now stays on record for `delete`.
-async fn abandon(shared: &Shared, container: &Container) {
+pub(super) async fn abandon(shared: &Shared, container: &Container) {
     failpoint::pass("container.abandon.before");
     let record = container.inner().record.clone();
     match undo::undo(&shared.config, &shared.reaper, &record).await {
@@ -264,7 +314,9 @@ async fn abandon(shared: &Shared, container: &Container) {
                 tracing::warn!(id = record.id, %error, "record of a failed create not removed");
             }
         }
-        Err(error) => tracing::warn!(id = record.id, %error, "a failed create left something"),
+        Err(error) => {
+            tracing::warn!(id = record.id, %error, "a create that was undone left something")
+        }
     }
     let _ = fs::remove_file(container.fixed.bundle.join(PID_FILE));
     shared.remove(container);

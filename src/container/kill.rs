@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::state::{Inner, Phase};
 use super::table::{Container, Shared};
-use super::{delete, start};
+use super::{delete, parking, start};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::oci;
@@ -132,7 +132,11 @@ async fn stop(
     grace: Duration,
     delete: bool,
 ) -> Result<()> {
+    if parking::discard(shared, container).await {
+        return Ok(());
+    }
     if container.inner().creating {
+        container.job.cancel();
         container.cancel();
         if !container
             .until(CANCEL_LIMIT, |inner| inner.removed || !inner.creating)
@@ -207,6 +211,11 @@ async fn end(shared: &Shared, container: &Arc<Container>, grace: Duration) -> Re
             init.pid()
         ),
     ))
+}
+
+/// Whether what is killed by this signal may be taken for ended.
+pub(super) fn ends(signal: u32) -> bool {
+    [libc::SIGKILL, libc::SIGTERM].contains(&signal.cast_signed())
 }
 
 /// The signal named by the image, else SIGTERM.

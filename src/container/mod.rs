@@ -3,14 +3,16 @@
 //! Owns the table of containers and, per container, one short lock around its state (never held across an await) and
 //! one queue for the verbs that change it. Promises: queries answer from the table while any verb hangs; per process
 //! create, start, exit and delete are announced in this order, exactly one exit each, init's last; a create that failed
-//! leaves nothing. Must never hold up one container for another.
+//! leaves nothing; a create or a start outlives the request that asked for it (docs/retry.md). Must never hold up one container for another.
 
 mod create;
 mod delete;
 mod event;
 mod exec;
 mod exit;
+mod join;
 mod kill;
+mod parking;
 mod pod_context;
 mod record;
 mod start;
@@ -18,6 +20,7 @@ mod state;
 mod table;
 mod undo;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -96,10 +99,25 @@ pub struct TaskState {
     pub exit: Option<(u32, SystemTime)>,
 }
 
+/// A creation that nobody has been given yet, or that is under way.
+#[derive(Clone, Debug)]
+pub struct Creation {
+    /// The container.
+    pub id: String,
+    /// Where it is.
+    pub stage: &'static str,
+    /// Since it began.
+    pub age: Duration,
+    /// Finished, unclaimed.
+    pub parked: bool,
+    /// Requests that joined and wait.
+    pub watchers: usize,
+}
+
 /// All containers of this supervisor. Cheap to clone. Queries never wait for anything that works.
 ///
-/// Every state-changing method must be called from a detached task (the service layer does): it is not made to be
-/// dropped half way.
+/// `create` and `start` may be dropped: that ends a wait and nothing else. Every other state-changing method must be
+/// called from a detached task (the service layer does): it is not made to be dropped half way.
 #[derive(Clone)]
 pub struct Containers {
     shared: Arc<table::Shared>,
@@ -129,26 +147,57 @@ impl Containers {
         }
     }
 
-    /// Makes a container and answers the pid of its init.
+    /// Makes a container and answers the pid of its init; the same as [`Containers::create_within`] without a deadline
+    /// and without a pod.
     ///
     /// # Errors
-    /// Exists for an id in use; Unsupported for a checkpoint; Cancelled when the pod was stopped
-    /// meanwhile. Whatever the error, nothing of the container is left and nothing was announced.
-    pub async fn create(&self, request: CreateRequest) -> Result<u32> {
-        create::create(&self.shared, request).await
+    /// Those of [`Containers::create_within`].
+    pub async fn create(&self, mut request: CreateRequest) -> Result<u32> {
+        let pod = request.pod.take();
+        self.create_within(request, None, async { Ok(pod) }).await
+    }
+
+    /// Makes a container, joins the making of one by the same request, takes a parked one, or answers for a live one:
+    /// the pid of init. `limit`: what is left of the caller's deadline. `admit` is the first thing a new creation does:
+    /// it says what the pod gives; nothing waits between its end and the container's place in the table.
+    ///
+    /// # Errors
+    /// Exists for an id in use by another request, naming both digests, or by a container that has ended; Deadline with
+    /// the stage, Busy while an earlier one is being undone or when the result waits for the next request; Unsupported
+    /// for a checkpoint; Cancelled when the pod or the container was stopped meanwhile. Unless the work
+    /// goes on, nothing of the container is left (what takes longer than a moment to undo goes on), and nothing was
+    /// announced.
+    pub async fn create_within(
+        &self,
+        request: CreateRequest,
+        limit: Option<Duration>,
+        admit: impl Future<Output = Result<Option<PodContext>>> + Send + 'static,
+    ) -> Result<u32> {
+        join::create(&self.shared, request, limit, admit).await
     }
 
     /// Starts a container (`exec_id` empty) or an exec; answers its pid.
     ///
     /// # Errors
-    /// NotFound; State when it is not waiting to be started, or when init has ended. A failed exec stays created.
+    /// Those of [`Containers::start_within`].
     pub async fn start(&self, id: &str, exec_id: &str) -> Result<u32> {
+        self.start_within(id, exec_id, None).await
+    }
+
+    /// Starts a container or an exec, or joins its start; who asks again after a start that nobody waited for to the end
+    /// is told its pid.
+    ///
+    /// # Errors
+    /// NotFound; State when it is not waiting to be started, or when init has ended; Deadline with the stage while the
+    /// start goes on. A failed exec stays created.
+    pub async fn start_within(
+        &self,
+        id: &str,
+        exec_id: &str,
+        limit: Option<Duration>,
+    ) -> Result<u32> {
         let container = self.shared.container(id)?;
-        if exec_id.is_empty() {
-            start::start(&self.shared, &container).await
-        } else {
-            exec::start(&self.shared, &container, exec_id).await
-        }
+        start::join(&self.shared, &container, exec_id, limit).await
     }
 
     /// Registers another process of a container; `process_json` is the `process` object of an OCI spec.
@@ -197,6 +246,9 @@ impl Containers {
     /// # Errors
     /// NotFound when it has ended; State for an exec that was never started.
     pub async fn kill(&self, id: &str, exec_id: &str, signal: u32, all: bool) -> Result<()> {
+        if exec_id.is_empty() && kill::ends(signal) && parking::give_up(&self.shared, id) {
+            return Ok(());
+        }
         let container = self.shared.container(id)?;
         kill::kill(&self.shared, &container, exec_id, signal, all).await
     }
@@ -205,7 +257,13 @@ impl Containers {
     ///
     /// # Errors
     /// NotFound; State while it runs or is paused. After any other error it is still there and can be deleted again.
+    /// A container that is being made, or was made and taken by nobody, is undone.
     pub async fn delete(&self, id: &str, exec_id: &str) -> Result<(u32, u32, SystemTime)> {
+        if exec_id.is_empty()
+            && let Some(pid) = parking::delete(&self.shared, id).await
+        {
+            return Ok((pid, parking::KILLED, SystemTime::now()));
+        }
         let container = self.shared.container(id)?;
         if exec_id.is_empty() {
             delete::container(&self.shared, &container).await
@@ -266,9 +324,24 @@ impl Containers {
         self.shared.container(id)?.stats()
     }
 
-    /// Ids of all containers, those being created too, sorted.
+    /// Ids of all containers, those being created and parked too, sorted.
     pub fn list(&self) -> Vec<String> {
         self.shared.ids()
+    }
+
+    /// What is being created, and what is parked.
+    pub fn creations(&self) -> Vec<Creation> {
+        parking::creations(&self.shared)
+    }
+
+    /// How often a request joined a creation under way, by the stage it found it in.
+    pub fn joined(&self) -> BTreeMap<&'static str, u64> {
+        self.shared.joined()
+    }
+
+    /// True when there are containers, and none that anybody has been given or waits for.
+    pub fn are_all_unclaimed(&self) -> bool {
+        parking::are_all_unclaimed(&self.shared)
     }
 
     /// A [`Containers::stop_all`] that is under way gives no grace beyond `grace` from now: whoever asks last does not wait

@@ -32,6 +32,9 @@ pub struct ContainerRecord {
     pub status: Status,
     /// Unix nanoseconds.
     pub created_at: u64,
+    /// When its creation ended with nobody there to take it, Unix nanoseconds; None once somebody has.
+    #[serde(default)]
+    pub parked_at: Option<u64>,
     /// Unix nanoseconds.
     pub started_at: Option<u64>,
     /// How init ended.
@@ -64,6 +67,8 @@ pub struct ExitRecord {
 pub enum Status {
     /// Being made: may have left anything behind.
     Creating,
+    /// Made, and nobody was there to take it: waits for the next request, or for its end.
+    Parked,
     /// Init exists and waits.
     Created,
     /// The program runs.

@@ -1,17 +1,116 @@
-//! Start, pause and resume of a container: one verb of the runtime each, then one step of the state.
+//! Start, pause and resume of a container: one verb of the runtime each, then one step of the state. A start is a job,
+//! of init as of an exec: who asks while it works waits for it, and is told the pid.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use super::exec;
+use super::join::millis;
 use super::record::Status;
 use super::state::{Inner, Phase};
 use super::table::{Container, Shared};
 use crate::clock::unix_nanos;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::failpoint;
+use crate::job::{self, Ask, Job, Waiter};
 
-/// See [`super::Containers::start`].
-pub(super) async fn start(shared: &Shared, container: &Arc<Container>) -> Result<u32> {
+/// How long a runtime may take to see that what it starts has ended; the exit waits for it, to come after the start.
+const HANGS_AFTER: Duration = Duration::from_secs(5);
+
+/// See [`super::Containers::start_within`].
+pub(super) async fn join(
+    shared: &Arc<Shared>,
+    container: &Arc<Container>,
+    exec_id: &str,
+    limit: Option<Duration>,
+) -> Result<u32> {
+    let what = match exec_id {
+        "" => format!("start container {}", container.fixed.id),
+        exec => format!("start exec {exec} of container {}", container.fixed.id),
+    };
+    // Nothing is lost with a reply that does not arrive: the process is the container's, and its owner can see it.
+    let ask = Ask::patient(what, limit, false);
+    let waiter = match join_or_begin(shared, container, exec_id, &ask)? {
+        Role::Started(pid) => return Ok(pid),
+        Role::Waiter(waiter) => waiter,
+    };
+    let stage = || waiter.job().stage().0.to_owned();
+    waiter.answer(&ask, stage, std::future::pending()).await
+}
+
+/// What a request is to the start.
+enum Role {
+    /// It is over, and this is the first request to hear of it.
+    Started(u32),
+    Waiter(Waiter<u32>),
+}
+
+fn join_or_begin(
+    shared: &Arc<Shared>,
+    container: &Arc<Container>,
+    exec_id: &str,
+    ask: &Ask,
+) -> Result<Role> {
+    let (job, waiter) = {
+        let mut inner = container.inner();
+        if !exec_id.is_empty() && inner.process(exec_id).is_err() {
+            inner.may_exec()?;
+        }
+        let process = inner.process(exec_id)?;
+        if let Some(job) = &process.start {
+            match job.phase() {
+                job::Phase::Working => return Ok(Role::Waiter(job.watch())),
+                job::Phase::Parked(_) if !ask.is_late => {
+                    if let Some(pid) = job.take() {
+                        return Ok(Role::Started(pid));
+                    }
+                }
+                _ => {}
+            }
+        }
+        let (job, waiter) = Job::begin();
+        process.start = Some(job.clone());
+        (job, waiter)
+    };
+    let (shared, container, exec_id) = (
+        Arc::clone(shared),
+        Arc::clone(container),
+        exec_id.to_owned(),
+    );
+    let work = job.clone();
+    job.run(async move {
+        let stage = if exec_id.is_empty() {
+            "runtime-start"
+        } else {
+            "runtime-exec"
+        };
+        work.enter(stage);
+        let started = match exec_id.as_str() {
+            "" => start(&shared, &container).await,
+            exec => exec::start(&shared, &container, exec).await,
+        };
+        let (id, took_ms) = (&container.fixed.id, millis(work.age()));
+        match started {
+            Ok(pid) => {
+                let claimed = work.settle_for_all(pid);
+                tracing::info!(id, exec_id, step = stage, took_ms, claimed, "stage ended");
+            }
+            Err(error) => {
+                tracing::info!(id, exec_id, step = stage, took_ms, %error, "stage ended");
+                // The runtime's own bound is no impatience of the caller's, to whom the work would seem to go on.
+                let kind = match error.kind() {
+                    Kind::Deadline => Kind::Other,
+                    kind => kind,
+                };
+                work.fail(kind, error.to_string());
+                work.end();
+            }
+        }
+    });
+    Ok(Role::Waiter(waiter))
+}
+
+async fn start(shared: &Shared, container: &Arc<Container>) -> Result<u32> {
     let _turn = container.verbs.lock().await;
     let fixed = &container.fixed;
     {
@@ -31,7 +130,16 @@ pub(super) async fn start(shared: &Shared, container: &Arc<Container>) -> Result
         start.await?;
         failpoint::reach("runtime-start.after").await
     };
-    let started = container.unless_cancelled(starting).await;
+    let starting = container.unless_cancelled(starting);
+    let started = tokio::select! {
+        biased;
+        started = starting => started,
+        // Dropping the wait ends the runtime.
+        () = ended(container) => Err(container.inner().refusal(
+            "start",
+            "its init process has ended, and the OCI runtime's start hangs",
+        )),
+    };
     let pid = container.step(|inner| {
         inner.end_start(started.is_ok().then_some(at));
         let pid = inner.init.pid();
@@ -43,6 +151,12 @@ pub(super) async fn start(shared: &Shared, container: &Arc<Container>) -> Result
     started.map_err(|e| e.within(format!("start container {}", fixed.id)))?;
     shared.save_or_warn(container);
     Ok(pid)
+}
+
+/// Resolves when init has been gone for so long that a runtime which still starts it hangs.
+async fn ended(container: &Container) {
+    container.until(Duration::MAX, |inner| inner.ending).await;
+    tokio::time::sleep(HANGS_AFTER).await;
 }
 
 /// See [`super::Containers::pause`].

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::record::{ContainerRecord, ExitRecord, Status};
 use crate::cgroup::Group;
 use crate::error::{Error, Kind, Result};
+use crate::job::Job;
 use crate::process::Child;
 use crate::stdio::Io;
 
@@ -41,6 +42,8 @@ pub(super) struct Process {
     pub child: Option<Child>,
     pub io: Option<Arc<Io>>,
     pub streams: Streams,
+    /// Its start, or the last try of one.
+    pub start: Option<Job<u32>>,
     /// CloseIO came, maybe before there was anything to close.
     pub stdin_closed: bool,
     /// ResizePty came: width and height, maybe before there was a terminal.
@@ -61,6 +64,8 @@ pub(super) struct Exec {
 pub(super) struct Inner {
     pub record: ContainerRecord,
     pub creating: bool,
+    /// Created, and nobody has been given it: its exit is not watched, nothing of it was announced.
+    pub parked: bool,
     pub paused: bool,
     /// Init has ended; its exit is announced when the execs have ended too. No exec starts from here on.
     pub ending: bool,
@@ -78,6 +83,7 @@ impl Process {
             child: None,
             io: None,
             streams,
+            start: None,
             stdin_closed: false,
             window: None,
             exit: watch::Sender::new(None),
@@ -134,6 +140,7 @@ impl Inner {
         Self {
             record,
             creating: true,
+            parked: false,
             paused: false,
             ending: false,
             removed: false,
@@ -295,6 +302,7 @@ mod tests {
             rootfs_mounted: false,
             status: Status::Created,
             created_at: 1,
+            parked_at: None,
             started_at: None,
             exit: None,
             stdin: String::new(),

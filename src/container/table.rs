@@ -3,7 +3,7 @@
 //! `inner` is held for a few instructions and never across an await; `verbs` is the queue of the verbs that change the
 //! container as a whole (create, start, pause, resume, delete). Queries use `inner` only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -19,6 +19,8 @@ use super::state::{Inner, Phase, Streams};
 use crate::clock::from_unix_nanos;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::job::Job;
+use crate::mount::Mount;
 use crate::oci::Runtime;
 use crate::process::{Child, Reaper};
 use crate::stdio::{self, Io};
@@ -35,8 +37,19 @@ pub(super) struct Shared {
     ledger: Arc<dyn Ledger>,
     events: Arc<dyn Events>,
     table: Mutex<BTreeMap<String, Arc<Container>>>,
+    /// By container: from the request that begins one until nothing of the container is left.
+    creations: Mutex<BTreeMap<String, Making>>,
+    joined: Mutex<BTreeMap<&'static str, u64>>,
     /// Whatever grace a stop was given, it ends here.
     grace_end: watch::Sender<Option<Instant>>,
+}
+
+/// One creation and whom it is for.
+#[derive(Debug)]
+pub(super) struct Making {
+    pub job: Job<u32>,
+    /// Of the request as it came, and as its config.json reads since we have changed it.
+    pub digests: Vec<String>,
 }
 
 /// What stays the same for a container's life.
@@ -51,12 +64,16 @@ pub(super) struct Fixed {
     pub io_owner: (u32, u32),
     /// What asks the program to end.
     pub stop_signal: u32,
+    /// As the request has it.
+    pub rootfs: Vec<Mount>,
 }
 
 /// One container.
 #[derive(Debug)]
 pub(super) struct Container {
     pub fixed: Fixed,
+    /// Its creation.
+    pub job: Job<u32>,
     pub verbs: tokio::sync::Mutex<()>,
     pub exec_slots: Semaphore,
     /// True: the container is being stopped, nothing waits for a runtime any more.
@@ -83,6 +100,8 @@ impl Shared {
             ledger,
             events,
             table: Mutex::default(),
+            creations: Mutex::default(),
+            joined: Mutex::default(),
             grace_end: watch::Sender::new(None),
         }
     }
@@ -107,12 +126,43 @@ impl Shared {
         }
     }
 
-    /// A container that has been created.
+    /// A container that somebody has been given.
     pub fn container(&self, id: &str) -> Result<Arc<Container>> {
-        let found = locked(&self.table).get(id).cloned();
-        found
-            .filter(|c| !c.inner().creating)
-            .ok_or_else(|| Inner::absent(id))
+        let found = self.any(id).ok_or_else(|| Inner::absent(id))?;
+        let hidden = {
+            let inner = found.inner();
+            match (inner.creating, inner.parked) {
+                (true, _) => Some("it is being created"),
+                (_, true) => Some("it is parked, nobody has been given it"),
+                _ => None,
+            }
+        };
+        match hidden {
+            None => Ok(found),
+            Some(why) => Err(Error::new(
+                Kind::NotFound,
+                format!("find container {id}: {why}; create it again to take it, or delete it"),
+            )),
+        }
+    }
+
+    /// A container in whatever state.
+    pub fn any(&self, id: &str) -> Option<Arc<Container>> {
+        locked(&self.table).get(id).cloned()
+    }
+
+    /// Creations, by container. Held for a few instructions; taken before a container's own lock.
+    pub fn creations(&self) -> MutexGuard<'_, BTreeMap<String, Making>> {
+        locked(&self.creations)
+    }
+
+    /// Counts a request that joined a creation in this stage.
+    pub fn count_joined(&self, stage: &'static str) {
+        *locked(&self.joined).entry(stage).or_default() += 1;
+    }
+
+    pub fn joined(&self) -> BTreeMap<&'static str, u64> {
+        locked(&self.joined).clone()
     }
 
     pub fn all(&self) -> Vec<Arc<Container>> {
@@ -120,7 +170,9 @@ impl Shared {
     }
 
     pub fn ids(&self) -> Vec<String> {
-        locked(&self.table).keys().cloned().collect()
+        let made = locked(&self.table).keys().cloned().collect::<BTreeSet<_>>();
+        let making = self.creations().keys().cloned().collect();
+        made.union(&making).cloned().collect()
     }
 
     /// Takes the id; Exists when it is taken.
@@ -134,18 +186,13 @@ impl Shared {
         Ok(())
     }
 
-    pub fn is_free(&self, id: &str) -> Result<()> {
-        if locked(&self.table).contains_key(id) {
-            Err(taken(id))
-        } else {
-            Ok(())
-        }
-    }
-
     /// Gives the id back. From here on the container is not there for anybody.
     pub fn remove(&self, container: &Container) {
+        let mut creations = self.creations();
         container.inner().removed = true;
         locked(&self.table).remove(&container.fixed.id);
+        creations.remove(&container.fixed.id);
+        drop(creations);
         container.notify();
     }
 
@@ -207,9 +254,10 @@ impl Shared {
 }
 
 impl Container {
-    pub fn new(fixed: Fixed, inner: Inner) -> Self {
+    pub fn new(fixed: Fixed, job: Job<u32>, inner: Inner) -> Self {
         Self {
             fixed,
+            job,
             verbs: tokio::sync::Mutex::new(()),
             exec_slots: Semaphore::new(EXEC_SLOTS),
             cancelled: watch::Sender::new(false),
@@ -252,16 +300,25 @@ impl Container {
         self.cancelled.send_replace(true);
     }
 
+    pub fn is_cancelled(&self) -> bool {
+        *self.cancelled.borrow()
+    }
+
     /// What `work` gives, unless the container is being stopped: then it is dropped, which ends the runtime.
     pub async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let mut cancelled = self.cancelled.subscribe();
         tokio::select! {
             biased;
-            _ = cancelled.wait_for(|c| *c) => {
-                Err(Error::new(Kind::Cancelled, format!("container {} is being stopped", self.fixed.id)))
-            }
+            _ = cancelled.wait_for(|c| *c) => Err(self.is_being_stopped()),
             done = work => done,
         }
+    }
+
+    pub fn is_being_stopped(&self) -> Error {
+        Error::new(
+            Kind::Cancelled,
+            format!("container {} is being stopped", self.fixed.id),
+        )
     }
 
     /// Init, once it exists.

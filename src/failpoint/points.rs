@@ -80,6 +80,7 @@ pub const POINTS: &[&str] = &[
     "journal.write.half",
     "keeper.begin",
     "keeper.try.before",
+    "kept.write.half",
     "netns.link.after",
     "netns.make.after",
     "netns.make.before",

@@ -38,7 +38,7 @@ struct State<T> {
     /// Others that wait.
     watchers: usize,
     cancelled: bool,
-    /// A failed job has undone what it did.
+    /// What a failed or thrown away job did is undone.
     undone: bool,
     stage: &'static str,
     stage_since: Instant,
@@ -63,6 +63,16 @@ pub enum Phase<T> {
 pub struct Waiter<T> {
     job: Job<T>,
     began: bool,
+}
+
+impl<T> State<T> {
+    fn settle(&mut self, result: T, taken: bool) -> bool {
+        self.phase = match taken {
+            true => Phase::Committed(result),
+            false => Phase::Parked(result),
+        };
+        taken
+    }
 }
 
 impl<T> Clone for Job<T> {
@@ -169,12 +179,12 @@ impl<T> Job<T> {
         self.change(|state| state.phase = phase);
     }
 
-    /// What a failed job did is undone: the next request may begin anew.
+    /// What a failed or thrown away job did is undone: the next request may begin anew.
     pub fn end(&self) {
         self.change(|state| state.undone = true);
     }
 
-    /// A failed job with nothing left to undo.
+    /// A failed or thrown away job with nothing left to undo.
     pub fn is_undone(&self) -> bool {
         self.state().undone
     }
@@ -247,13 +257,12 @@ impl<T: Clone> Job<T> {
 
     /// The work is done: true when whoever began it is there to take the result, else it is parked.
     pub fn settle(&self, result: T) -> bool {
-        self.change(|state| {
-            state.phase = match state.claimed {
-                true => Phase::Committed(result),
-                false => Phase::Parked(result),
-            };
-            state.claimed
-        })
+        self.change(|state| state.settle(result, state.claimed))
+    }
+
+    /// The same for a result that is nothing to lose: whoever waits is given it, who only watches too.
+    pub fn settle_for_all(&self, result: T) -> bool {
+        self.change(|state| state.settle(result, state.claimed || state.watchers > 0))
     }
 
     /// Takes a parked result; from here on it is somebody's. `None`: there is none.
@@ -271,16 +280,19 @@ impl<T: Clone> Job<T> {
     /// What a request hears that comes while the job undoes itself; `None` when it does not.
     pub fn rolling_back(&self, what: &str, step: &str) -> Option<Error> {
         let state = self.state();
-        let failed = matches!(state.phase, Phase::Failed(..)) && !state.undone;
-        failed.then(|| {
-            Error::new(
-                Kind::Busy,
-                format!(
-                    "{what}: an earlier try failed and is being rolled back (step {step}, {} s); try again",
-                    self.age().as_secs()
-                ),
-            )
-        })
+        let why = match state.phase {
+            _ if state.undone => return None,
+            Phase::Failed(..) => "an earlier try failed and is being rolled back",
+            Phase::Gone => "an earlier result that nobody took is being undone",
+            _ => return None,
+        };
+        Some(Error::new(
+            Kind::Busy,
+            format!(
+                "{what}: {why} (step {step}, {} s); try again",
+                self.age().as_secs()
+            ),
+        ))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{Job, Phase, State, Waiter, ready_for_the_next};
 use crate::error::{Error, Kind, Result};
@@ -98,8 +98,7 @@ impl<T: Clone> Waiter<T> {
 
     /// Gives a failed job's undo until `ask` or `limit` is over.
     pub async fn undone(&self, ask: &Ask, limit: Duration) {
-        let undone = self.job.until(|state| state.undone.then_some(()));
-        let _ = ask.within(tokio::time::timeout(limit, undone)).await;
+        let _ = ask.within(timeout(limit, self.job.undone())).await;
     }
 
     fn still_working(&self, what: &str, stage: &str) -> Error {
@@ -141,6 +140,11 @@ impl<T: Send + 'static> Job<T> {
 }
 
 impl<T> Job<T> {
+    /// Resolves when nothing is left of a job that failed or was thrown away.
+    pub async fn undone(&self) {
+        self.until(|state| state.undone.then_some(())).await;
+    }
+
     /// Resolves with true once nobody has watched for between one and two intervals, with false as soon as a tick finds
     /// that `still` does not hold any more.
     pub async fn expired(&self, interval: Duration, still: impl Fn() -> bool) -> bool {

@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::network::NetworkRecord;
 use crate::pod::record::{self, Found, Record};
-use crate::pod::{self, Deleted};
+use crate::pod::{self, Deleted, Parked};
 use crate::process::Reaper;
 use crate::proto::sandbox::sandbox::{PingRequest, ShutdownSandboxRequest};
 use crate::proto::task_v3::shim::{DeleteRequest, KillRequest, ShutdownRequest, WaitRequest};
@@ -252,11 +252,21 @@ impl Cleaner<'_> {
         supervisor.wait_gone(LEAVE_LIMIT).await
     }
 
-    /// It has let go of its pod and stays for a DEL that is still owed.
+    /// It has let go of its pod and stays for a DEL that is still owed, or for a network that is parked.
     fn is_keeper(&self, record: &Record) -> bool {
-        let network = NetworkRecord::at(self.config, &record.namespace, &record.id);
+        let network = self.network_of(record);
         let dir = self.config.sandbox_dir(&record.namespace, &record.id);
-        network.owes_del() && !network.is_held() && !dir.join(record::FILE).exists()
+        let keeps = network.holder().is_some_and(|h| h.keeper) || !network.is_held();
+        network.owes_del() && keeps && !dir.join(record::FILE).exists()
+    }
+
+    /// It may have begun, or been taken over, after the record was read.
+    fn network_of(&self, record: &Record) -> NetworkRecord {
+        let network = record.network_record(self.config);
+        if network.dir().exists() {
+            return network;
+        }
+        NetworkRecord::find(self.config, &record.namespace, &record.id)
     }
 
     async fn answers(&self, address: &str) -> bool {
@@ -284,7 +294,8 @@ impl Cleaner<'_> {
     /// Undoes from the record alone.
     pub async fn rescue(&self, budget: Duration) -> Result<Deleted> {
         failpoint::hit("delete.rescue.before")?;
-        match pod::rescue(self.config, &self.reaper, self.namespace, self.id, budget).await {
+        let (config, reaper, parked) = (self.config, &self.reaper, Parked::Stays);
+        match pod::rescue(config, reaper, self.namespace, self.id, budget, parked).await {
             // What is owed is on record and is tried again below, and by `podvisor gc`; the daemon must not keep the
             // bundle for it.
             Err(e) if e.kind() == Kind::Busy => Ok(killed(0)),

@@ -76,9 +76,9 @@ pub(super) fn write(
     disk::write_whole(&path, &text)
 }
 
-/// Removes the entry; absent = done.
+/// Removes the entry, and one whose write was cut short; absent = done.
 pub(super) fn remove(cache_dir: &Path, network: &str, attachment: &Attachment) -> Result<()> {
-    disk::remove_file(&path(cache_dir, network, attachment))
+    disk::remove_written(&path(cache_dir, network, attachment))
 }
 
 /// The entry of one attachment.

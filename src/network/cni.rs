@@ -146,6 +146,9 @@ async fn del_owed(
     limit: Duration,
 ) -> Result<()> {
     let _locked = record.lock()?;
+    if !record.is_mine() {
+        return Ok(());
+    }
     let end = Instant::now() + limit;
     // Whoever held it before may have done the work.
     let mut owing: Vec<Slot> = record.slots();

@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
@@ -20,16 +20,12 @@ pub(super) fn write_durable(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// The same, but a power cut may bring the old text back, or take a new file away, until its directory is synced.
 pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+    let Some(temp) = temporary(path) else {
         return Err(Error::new(
             Kind::Invalid,
             format!("write {}: it is not a file's path", path.display()),
         ));
     };
-    let mut temp_name = std::ffi::OsString::from(".");
-    temp_name.push(name);
-    temp_name.push(".tmp");
-    let temp = dir.join(temp_name);
     failpoint::hit("record.write.before")?;
     // What a killed writer left would stop create_new for ever.
     remove_file(&temp)?;
@@ -47,6 +43,20 @@ pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     }
     written?;
     failpoint::hit("record.write.after")
+}
+
+/// Where `path` is written before it gets its name.
+fn temporary(path: &Path) -> Option<PathBuf> {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name()?);
+    name.push(".tmp");
+    Some(path.parent()?.join(name))
+}
+
+/// Removes a file that [`write_whole`] writes, and what a killed writer may have left of it; absent = done.
+pub(super) fn remove_written(path: &Path) -> Result<()> {
+    temporary(path).map_or(Ok(()), |temp| remove_file(&temp))?;
+    remove_file(path)
 }
 
 /// Makes what happened to the names in `dir` durable.
@@ -124,6 +134,20 @@ mod tests {
             fs::metadata(&path).unwrap().permissions().mode() & 0o777,
             0o600
         );
+    }
+
+    #[test]
+    fn what_a_killed_writer_left_goes_with_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        for whole in [true, false] {
+            if whole {
+                write_durable(&path, b"whole").unwrap();
+            }
+            fs::write(dir.path().join(".a.json.tmp"), "half").unwrap();
+            remove_written(&path).unwrap();
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        }
     }
 
     #[test]

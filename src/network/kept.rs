@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::disk;
 use crate::config::Config;
+use crate::failpoint;
 
 /// Reads it; the default when there is none, or it is damaged.
 pub(super) fn read<T: DeserializeOwned + Default>(config: &Config, name: &str) -> T {
@@ -34,6 +35,7 @@ pub(super) fn write(config: &Config, name: &str, value: &impl Serialize) {
     let written = serde_json::to_vec(value)
         .map_err(std::io::Error::other)
         .and_then(|text| fs::write(&temp, text))
+        .inspect(|()| failpoint::pass("kept.write.half"))
         .and_then(|()| fs::rename(&temp, config.runtime_root.join(name)));
     if let Err(error) = written {
         let _ = fs::remove_file(&temp);

@@ -15,7 +15,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nix::fcntl::{Flock, FlockArg};
 use sha2::{Digest, Sha256};
@@ -26,6 +26,7 @@ use super::{AddResult, Attachment, NetworkConf, disk, owed};
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
+use crate::process::Identity;
 
 /// Between two looks at a lock that somebody holds.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
@@ -36,13 +37,19 @@ pub(super) const FIRST: &str = "eth0";
 /// Before the interface's name in the directory of another attachment.
 const BESIDE: &str = "if-";
 
-/// The record of one sandbox's network. Holds only where it is; every question reads the disk.
+/// Networks that one sandbox id may have begun and others taken over.
+const MAX_PLACES: u32 = 1000;
+
+/// The record of one network, as one sandbox sees it. Holds only where it is and whose eyes look at it; every question
+/// reads the disk. What another sandbox has taken over owes this one nothing.
 #[derive(Debug, Clone)]
 pub struct NetworkRecord {
     dir: PathBuf,
     /// Empty in a record found by `list` whose files say nothing any more.
     namespace: String,
     sandbox_id: String,
+    /// The supervisor that looks, or whose work is undone; None: any of this sandbox.
+    by: Option<Identity>,
 }
 
 /// One attachment on record.
@@ -58,6 +65,8 @@ pub struct OnRecord {
     pub netns: PathBuf,
     /// Its DEL is owed.
     pub owes_del: bool,
+    /// When its ADD began.
+    pub begun_at: Option<SystemTime>,
     /// What its ADD gave; None while it has not succeeded, or when that is damaged.
     pub result: Option<AddResult>,
 }
@@ -68,6 +77,12 @@ pub(super) struct Locked {
     _dir: Flock<File>,
 }
 
+impl Locked {
+    pub(super) fn of(dir: Flock<File>) -> Self {
+        Self { _dir: dir }
+    }
+}
+
 /// Name of everything that is kept per sandbox: 32 hex digits. Ids may be 76 characters and a socket or link name may not.
 pub(super) fn hash(namespace: &str, sandbox_id: &str) -> String {
     let digest = Sha256::digest(format!("{namespace}\0{sandbox_id}"));
@@ -75,13 +90,74 @@ pub(super) fn hash(namespace: &str, sandbox_id: &str) -> String {
 }
 
 impl NetworkRecord {
-    /// The record's place for this sandbox; touches nothing.
+    /// The place where this sandbox's network begins, as a rule (see [`NetworkRecord::find`]); touches nothing.
     pub fn at(config: &Config, namespace: &str, sandbox_id: &str) -> Self {
+        Self::in_place(config, &hash(namespace, sandbox_id), namespace, sandbox_id)
+    }
+
+    /// The record in the directory `place`, as this sandbox sees it.
+    pub fn in_place(config: &Config, place: &str, namespace: &str, sandbox_id: &str) -> Self {
         Self {
-            dir: root(config).join(hash(namespace, sandbox_id)),
+            dir: root(config).join(place),
             namespace: namespace.to_owned(),
             sandbox_id: sandbox_id.to_owned(),
+            by: None,
         }
+    }
+
+    /// The same for another sandbox, or for one supervisor of it.
+    pub fn as_of(&self, sandbox_id: &str, by: Option<Identity>) -> Self {
+        Self {
+            sandbox_id: sandbox_id.to_owned(),
+            by,
+            ..self.clone()
+        }
+    }
+
+    /// The network of this sandbox where its journal does not tell: in the usual place, or in that of the one it has
+    /// taken over. The usual place when there is none.
+    pub fn find(config: &Config, namespace: &str, sandbox_id: &str) -> Self {
+        let usual = Self::at(config, namespace, sandbox_id);
+        if usual.dir.exists() && usual.is_mine() {
+            return usual;
+        }
+        let mut all = Self::list(config).into_iter();
+        all.find(|(space, id, _)| space == namespace && id == sandbox_id)
+            .map_or(usual, |(_, _, record)| record)
+    }
+
+    /// A place for a new network of this sandbox: the usual one, unless another sandbox has what was begun there.
+    pub fn free(config: &Config, namespace: &str, sandbox_id: &str) -> Self {
+        let usual = Self::at(config, namespace, sandbox_id);
+        let free = |record: &Self| !record.dir.exists() || record.is_mine();
+        if free(&usual) {
+            return usual;
+        }
+        // No id holds a NUL.
+        let numbered = |n| hash(namespace, &format!("{sandbox_id}\0{n}"));
+        (1..MAX_PLACES)
+            .map(|n: u32| Self::in_place(config, &numbered(n), namespace, sandbox_id))
+            .find(free)
+            .unwrap_or(usual)
+    }
+
+    /// Nobody else's: not taken over by another sandbox, nor held by another living supervisor of this one. In doubt
+    /// (no `pod.json`, or a damaged one) it is.
+    pub fn is_mine(&self) -> bool {
+        let Some(holder) = self.holder() else {
+            return true;
+        };
+        if self.sandbox_id.is_empty() {
+            return true;
+        }
+        let same = holder.namespace == self.namespace && holder.sandbox_id == self.sandbox_id;
+        same && (self.by.is_none() || holder.supervisor == self.by || !holder.is_alive())
+    }
+
+    /// Name of its directory, which its netns has, too.
+    pub fn place(&self) -> &str {
+        let name = self.dir.file_name();
+        name.and_then(|name| name.to_str()).unwrap_or_default()
     }
 
     /// `<state_root>/networks/<hash>`.
@@ -89,9 +165,9 @@ impl NetworkRecord {
         &self.dir
     }
 
-    /// For one of the attachments `add-started` exists and `network-stopped` does not.
+    /// For one of the attachments `add-started` exists and `network-stopped` does not, and it is still this sandbox's.
     pub fn owes_del(&self) -> bool {
-        self.slots().iter().any(Slot::owes_del)
+        self.slots().iter().any(Slot::owes_del) && self.is_mine()
     }
 
     /// Writes `add-started` of this attachment before its first plugin. State error while an earlier ADD of the same
@@ -132,8 +208,11 @@ impl NetworkRecord {
     }
 
     /// Removes the whole record (after DEL succeeded and the sandbox is forgotten); absent = done. State error while a
-    /// DEL is owed: the record is all that remembers it.
+    /// DEL is owed: the record is all that remembers it. Another sandbox's is left alone.
     pub fn remove(&self) -> Result<()> {
+        if !self.is_mine() {
+            return Ok(());
+        }
         if self.owes_del() {
             return Err(Error::new(
                 Kind::State,
@@ -198,6 +277,11 @@ impl NetworkRecord {
                 e,
             )),
         }
+    }
+
+    /// Another process is at it just now.
+    pub fn is_busy(&self) -> bool {
+        self.lock().is_err_and(|e| e.kind() == Kind::Busy)
     }
 
     /// The files of one attachment; touches nothing.
@@ -279,9 +363,12 @@ fn open(dir: PathBuf) -> (String, String, NetworkRecord) {
         dir,
         namespace: String::new(),
         sandbox_id: String::new(),
+        by: None,
     };
-    let known = record.slots().iter().find_map(Slot::owner);
-    let known = known.or_else(|| record.holder().map(|h| (h.namespace, h.sandbox_id)));
+    // Who has it, before who began it.
+    let held = record.holder().map(|h| (h.namespace, h.sandbox_id));
+    let held = held.filter(|(_, id)| crate::id::check("sandbox id", id).is_ok());
+    let known = held.or_else(|| record.slots().iter().find_map(Slot::owner));
     if let Some((namespace, sandbox_id)) = known {
         record.namespace = namespace;
         record.sandbox_id = sandbox_id;

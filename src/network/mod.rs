@@ -5,6 +5,7 @@
 //! uses the configuration and arguments of its ADD; nothing of a chain outlives its bound. Must never decide on DEL by
 //! anything but the record, and never touch a netns that the caller gave. The contract is in `docs/network.md`.
 
+mod asked;
 mod base64;
 mod cache;
 mod chain;
@@ -17,6 +18,7 @@ mod find;
 #[cfg(test)]
 mod fuzz;
 mod gc;
+mod handover;
 mod kept;
 mod latency;
 mod limit;
@@ -41,14 +43,16 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use asked::asked;
 pub use cni::{add, del};
 pub use conf::NetworkConf;
 pub use facts::{AddResult, Address, Dns, Facts, Interface, Route, Timing};
 pub use find::{bad_confs, list_confs, load_conf};
 pub use gc::{Collected, Valid, gc, stale};
+pub use handover::{Owned, Parking, PodKey, Watching, own};
 pub use latency::{BOUNDS_MS, Histogram, Latencies, latencies};
 pub use markers::{NetworkRecord, OnRecord};
-pub use orphans::kill_orphans;
+pub use orphans::{kill_orphans, kill_orphans_alone, kill_orphans_of};
 pub use owed::{Debt, FIRST_PAUSE, Holder, LONGEST_PAUSE};
 pub use verbs::{Asked, Checked, check, status};
 pub use versions::versions;
@@ -75,7 +79,7 @@ pub struct PortMapping {
 /// What ADD and DEL are given beside the configuration. Serialised into the on-disk record: DEL uses exactly this.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Attachment {
-    /// CNI_CONTAINERID: the sandbox id.
+    /// CNI_CONTAINERID: the id of the sandbox that the network was made for; it stays when another takes the network over.
     pub container_id: String,
     /// CNI_NETNS: where the netns is pinned.
     pub netns: PathBuf,

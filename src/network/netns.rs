@@ -18,7 +18,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::statfs::statfs;
 
-use super::{disk, markers, userns};
+use super::{NetworkRecord, disk, markers, userns};
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
@@ -36,6 +36,17 @@ pub fn path(config: &Config, namespace: &str, sandbox_id: &str) -> PathBuf {
         .runtime_root
         .join("netns")
         .join(markers::hash(namespace, sandbox_id))
+}
+
+/// Where the netns of this network is (to be) pinned: whichever sandbox has it, its place stays.
+pub fn of_record(config: &Config, record: &NetworkRecord) -> PathBuf {
+    in_place(config, record.dir())
+}
+
+/// The same by the record's directory.
+pub(super) fn in_place(config: &Config, record: &Path) -> PathBuf {
+    let place = record.file_name().unwrap_or_default();
+    config.runtime_root.join("netns").join(place)
 }
 
 /// Makes a netns on a thread of its own, `lo` up, and pins it at `path`. The intent must be on record before.

@@ -5,11 +5,13 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::{NetworkRecord, netns};
+use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::process::Identity;
 
@@ -21,6 +23,41 @@ const ENVIRONMENT: usize = 1 << 17;
 
 /// Between looks at a process of which it cannot be told yet what it is.
 const PAUSE: Duration = Duration::from_millis(2);
+
+/// The same for every attachment of a record: each by the names that its plugins were given, whichever sandbox has it now.
+pub async fn kill_orphans_of(
+    config: &Config,
+    record: &NetworkRecord,
+    supervisor: Option<i32>,
+    limit: Duration,
+) -> Result<()> {
+    let mut told: Vec<(String, PathBuf)> = Vec::new();
+    for on in record.attachments().into_iter().filter(|on| on.owes_del) {
+        let pinned = on.netns.is_absolute().then_some(on.netns);
+        let netns = pinned.unwrap_or_else(|| netns::of_record(config, record));
+        if !on.container_id.is_empty() && !told.contains(&(on.container_id.clone(), netns.clone()))
+        {
+            told.push((on.container_id, netns));
+        }
+    }
+    for (container_id, netns) in &told {
+        kill_orphans(container_id, netns, supervisor, limit).await?;
+    }
+    Ok(())
+}
+
+/// [`kill_orphans_of`] for a record that owes a DEL. Busy: somebody who lives is at work on it, the plugins are that one's.
+pub async fn kill_orphans_alone(
+    config: &Config,
+    record: &NetworkRecord,
+    limit: Duration,
+) -> Result<()> {
+    if !record.owes_del() {
+        return Ok(());
+    }
+    let _locked = record.lock()?;
+    kill_orphans_of(config, record, record.last_session(), limit).await
+}
 
 /// SIGKILL to what is left of this attachment's plugins, and waits until it is gone.
 ///

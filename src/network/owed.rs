@@ -2,7 +2,7 @@
 //!
 //! | file | says |
 //! |---|---|
-//! | `pod.json` | the pod by name, uid and attempt, and the supervisor that has it; written before `add-started.json` |
+//! | `pod.json` | the pod by name, uid and attempt, and the supervisor that has it; written before `add-started.json`. Whose the network is: see `handover` |
 //! | `owed.json` | first failure, number of tries, last error, next try |
 //!
 //! Neither decides whether a DEL is owed: that is the markers' word alone. Both are whole or absent; one that is empty
@@ -13,14 +13,14 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{NetworkRecord, disk, netns};
+use super::{NetworkRecord, Parking, disk, netns};
 use crate::clock;
 use crate::error::{Error, Kind, Result};
 use crate::process::Identity;
 
 /// Name of the file about the tries; removed when a new ADD begins.
 pub(super) const OWED: &str = "owed.json";
-const POD: &str = "pod.json";
+pub(super) const POD: &str = "pod.json";
 
 /// Pause before the second try, doubled from try to try.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -32,7 +32,7 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 pub const LEAKED_AFTER: Duration = Duration::from_secs(24 * 3600);
 
 /// Whose network a record is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Holder {
     /// containerd namespace.
@@ -53,6 +53,20 @@ pub struct Holder {
     pub boot_id: String,
     /// The supervisor that has the pod. None: the pod is gone, only its network is left.
     pub supervisor: Option<Identity>,
+    /// Its process serves nobody any more: it only makes and keeps the network.
+    pub keeper: bool,
+    /// Nobody has claimed it: another supervisor of the same pod may take it over.
+    pub parked: Option<Parking>,
+    /// Unix nanoseconds: when it was begun, or taken over.
+    pub begun: u64,
+    /// SHA-256 of what its plugins are asked for.
+    pub digest: String,
+    /// CNI_CONTAINERID of its ADDs: the id of the sandbox that it was made for.
+    pub made_for: String,
+    /// The interfaces it is to have.
+    pub ifnames: Vec<String>,
+    /// Why there will be none.
+    pub failed: String,
 }
 
 /// How the tries of an owed DEL went so far.
@@ -127,19 +141,19 @@ impl NetworkRecord {
 
     /// The living supervisor that has it.
     pub fn held_by(&self) -> Option<Identity> {
-        let holder = self.holder()?;
-        holder
-            .supervisor
-            .filter(|s| holder.boot_id == clock::boot_id() && s.is_alive())
+        let holder = self.holder().filter(Holder::is_alive)?;
+        holder.supervisor.filter(|_| self.is_mine())
     }
 
     /// The pod is gone, its network is not: from now on anybody may send the DEL.
     pub fn let_go(&self) -> Result<()> {
         match self.holder() {
-            Some(holder) if holder.supervisor.is_some() => self.write_json(
+            Some(holder) if holder.supervisor.is_some() && self.is_mine() => self.write_json(
                 POD,
                 &Holder {
                     supervisor: None,
+                    keeper: false,
+                    parked: None,
                     ..holder
                 },
             ),

@@ -109,7 +109,8 @@ pub(super) async fn run(reaper: &Reaper, call: Call<'_>) -> Result<Value> {
         ),
         Err(error) => {
             let stdout = shown(&output.stdout, false);
-            tracing::warn!(plugin = call.name, command = call.command.as_str(), ?took, limit = ?call.bound, %error, %stdout, "CNI plugin failed");
+            // Whoever asked for it tells of it, in one line.
+            tracing::debug!(plugin = call.name, command = call.command.as_str(), ?took, limit = ?call.bound, %error, %stdout, "CNI plugin failed");
         }
     }
     judged

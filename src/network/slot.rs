@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::markers::{FIRST, OnRecord};
-use super::{AddResult, Attachment, NetworkConf, cache, conf, disk, find, netns};
+use super::owed::POD;
+use super::{AddResult, Attachment, Holder, NetworkConf, cache, conf, disk, find, netns};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -112,6 +113,20 @@ impl Slot {
             .filter(|(_, id)| crate::id::check("sandbox id", id).is_ok())
     }
 
+    /// Its pod has another sandbox now; what its plugins were told stays as it was.
+    pub(super) fn set_sandbox(&self, sandbox_id: &str) -> Result<()> {
+        match self.read::<Owner>(OWNER) {
+            Ok(owner) if owner.sandbox_id != sandbox_id => {
+                let owner = Owner {
+                    sandbox_id: sandbox_id.to_owned(),
+                    ..owner
+                };
+                self.write(OWNER, &owner)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Takes away what an earlier ADD left. add-started goes first: cut short, nothing is owed that was not before.
     pub(super) fn clear(&self) -> Result<()> {
         let stale: Vec<PathBuf> = [STARTED, PARTIAL, RESULT, STOPPED]
@@ -188,13 +203,16 @@ impl Slot {
                 .as_ref()
                 .map(|o| o.container_id.clone())
                 .or_else(|| attachment.map(|a| a.container_id.clone()))
-                .unwrap_or_else(|| self.sandbox_id.clone()),
+                .unwrap_or_else(|| self.made_for()),
             ifname: self.ifname.clone(),
             netns: owner
                 .map(|o| o.netns)
                 .or_else(|| attachment.map(|a| a.netns.clone()))
                 .unwrap_or_default(),
             owes_del: self.owes_del(),
+            begun_at: std::fs::metadata(self.path(STARTED))
+                .and_then(|m| m.modified())
+                .ok(),
             result: self.read_result(),
         }
     }
@@ -262,7 +280,9 @@ impl Slot {
         };
         tracing::warn!(record = %self.dir.display(), error = %damage, "network record damaged; looking in libcni's cache");
         let owner = self.read_owner();
-        let container_id = owner.as_ref().map_or(&self.sandbox_id, |o| &o.container_id);
+        let container_id = owner
+            .as_ref()
+            .map_or_else(|| self.made_for(), |o| o.container_id.clone());
         let network = owner.as_ref().map(|o| o.network.as_str());
         let wanted = |name: &str| network.is_none_or(|n| n == name);
         if container_id.is_empty() {
@@ -270,7 +290,7 @@ impl Slot {
                 .within("find out whose network it was")
                 .as_kind(Kind::State));
         }
-        let cached = cache::of_container(&config.cni.cache_dir, container_id);
+        let cached = cache::of_container(&config.cni.cache_dir, &container_id);
         let mut owed: Vec<Owed> = cached
             .into_iter()
             .filter(|c| wanted(&c.conf.name) && c.attachment.ifname == self.ifname)
@@ -286,7 +306,7 @@ impl Slot {
             let attachment = Attachment {
                 container_id: container_id.clone(),
                 netns: owner.as_ref().map_or_else(
-                    || netns::path(config, &self.namespace, &self.sandbox_id),
+                    || netns::in_place(config, self.record_dir()),
                     |o| o.netns.clone(),
                 ),
                 ifname: self.ifname.clone(),
@@ -313,6 +333,24 @@ impl Slot {
                 .as_kind(Kind::State));
         }
         Ok(owed)
+    }
+
+    /// The directory of the whole record.
+    fn record_dir(&self) -> &Path {
+        match self.dir.parent() {
+            Some(parent) if self.ifname != FIRST => parent,
+            _ => &self.dir,
+        }
+    }
+
+    /// CNI_CONTAINERID where none of the attachment's own files tells it: another sandbox may have taken the pod over.
+    fn made_for(&self) -> String {
+        let text = disk::read(&self.record_dir().join(POD)).unwrap_or_default();
+        let holder: Holder = serde_json::from_slice(&text).unwrap_or_default();
+        match crate::id::check("container id", &holder.made_for) {
+            Ok(_) => holder.made_for,
+            Err(_) => self.sandbox_id.clone(),
+        }
     }
 
     /// Whose record it is, unless the file is damaged: what is in it becomes arguments of plugins and parts of paths.

@@ -21,10 +21,6 @@ use crate::process::{Helper, Output, Reaper};
 
 pub use find::{Flavour, choose, find};
 
-/// `create`: as long as CRI-O gives it by default; a big image on a slow disk needs minutes.
-pub const CREATE_LIMIT: Duration = Duration::from_secs(240);
-/// What no configuration may shorten `create` below: a loaded machine needs seconds for a healthy one.
-pub const CREATE_FLOOR: Duration = Duration::from_secs(30);
 /// `start` only opens a fifo and runs the poststart hooks.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
 /// `exec --detach` up to the moment the program runs.
@@ -72,6 +68,8 @@ pub struct Create<'a> {
     pub no_new_keyring: bool,
     /// `--console-socket`: where the runtime sends the master of the terminal that it makes.
     pub console: Option<&'a Path>,
+    /// At this bound it is killed with everything it started.
+    pub limit: Duration,
     /// stdin, stdout and stderr of the container.
     pub stdio: [Stdio; 3],
 }
@@ -120,11 +118,16 @@ impl Runtime {
             reaper,
             create.bundle,
             args,
-            CREATE_LIMIT,
+            create.limit,
             Some(create.stdio),
         )
         .await
         .map(drop)
+        .map_err(|e| match e.kind() {
+            // CRI-O's words: what reads its errors finds ours.
+            Kind::Deadline => e.within("create container timeout"),
+            _ => e,
+        })
     }
 
     /// Lets init run the program.
@@ -254,8 +257,8 @@ impl Runtime {
             return Err(Error::new(
                 Kind::Deadline,
                 format!(
-                    "run {program} {name}: no end within {} s, killed",
-                    limit.as_secs()
+                    "run {program} {name}: no end within {} s, killed with all it started",
+                    limit.as_secs_f64()
                 ),
             ));
         }

@@ -98,13 +98,22 @@ impl Pod {
             // Stopped, or shut down, while it waited for its turn.
             false => Err(stopping()),
         };
+        if job.is_leaving() && matches!(self.lock().phase, Phase::Ending) {
+            return self.finish_left(&job, result).await;
+        }
         match result {
-            Ok(child) => self.finish_creation(&job, child),
+            Ok(child) => self.finish_creation(&job, child).await,
             // Whoever cancelled waits for our turn to end, and undoes everything from the record.
             Err(error) if !self.is_current(&job) => {
                 self.shared.journal.end_stage(Some(&error));
                 self.count_created("cancelled");
                 job.fail(Kind::Cancelled, stopping().to_string());
+            }
+            Err(error) if job.is_second() => {
+                self.shared.journal.end_stage(Some(&error));
+                self.roll_back().await;
+                self.shared.journal.note(|r| r.state = State::Created);
+                job.fail(Kind::Busy, "another sandbox of the same pod came first");
             }
             Err(error) => {
                 let stage = self.shared.journal.progress().stage;
@@ -113,6 +122,7 @@ impl Pod {
                     .happened(Event::Failed, &stage, Some(&error), false);
                 self.shared.journal.end_stage(Some(&error));
                 self.count_created("failed");
+                self.network_record().note_end(self.config(), &error);
                 self.shared.journal.note(|r| {
                     r.state = State::NotReady;
                     r.reason = Some(error.to_string());
@@ -131,13 +141,15 @@ impl Pod {
     /// Still the pod's creation, and nobody wants it stopped.
     fn is_current(&self, job: &Job) -> bool {
         let phase = &self.lock().phase;
-        matches!(phase, Phase::Starting(current) if current.is(job)) && !job.is_cancelled()
+        matches!(phase, Phase::Starting(current) if current.is(job))
+            && !job.is_cancelled()
+            && !job.is_leaving()
     }
 
     async fn build_unless_stopped(&self, plan: Arc<Plan>, job: &Job) -> Result<Child> {
-        let pod = self.clone();
+        let (pod, work) = (self.clone(), job.clone());
         // A task of its own, so that a panic is an error and not the end of the job.
-        let mut building = tokio::spawn(async move { pod.build(&plan).await });
+        let mut building = tokio::spawn(async move { pod.build(&plan, &work).await });
         tokio::select! {
             built = &mut building => return built.unwrap_or_else(|e| Err(panicked(&e))),
             () = job.cancelled() => {}
@@ -152,7 +164,7 @@ impl Pod {
         }
     }
 
-    fn finish_creation(&self, job: &Job, child: Child) {
+    async fn finish_creation(&self, job: &Job, child: Child) {
         failpoint::pass("commit.before");
         self.watch_infra(child);
         if !self.is_current(job) {
@@ -184,7 +196,12 @@ impl Pod {
         self.shared.journal.end_stage(None);
         tracing::info!(key = self.key(), claimed, "pod is up");
         failpoint::pass("commit.after");
-        if !claimed {
+        if claimed {
+            // Somebody's: not to be found by another supervisor of the pod any more.
+            if let Err(error) = self.network_record().withdraw(self.config()).await {
+                tracing::warn!(%error, "take the network off the index");
+            }
+        } else {
             failpoint::pass("park.after");
             self.watch_parked(job.clone());
         }
@@ -204,7 +221,7 @@ impl Pod {
         }
     }
 
-    async fn undo_creation(&self, budget: Duration) -> Report {
+    pub(super) async fn undo_creation(&self, budget: Duration) -> Report {
         teardown::undo(
             self.config(),
             &self.shared.reaper,
@@ -222,7 +239,7 @@ impl Pod {
         let _ = timeout(OVERTAKEN_GRACE, self.shared.undoing.idle()).await;
     }
 
-    async fn build(&self, plan: &Plan) -> Result<Child> {
+    async fn build(&self, plan: &Plan, job: &Job) -> Result<Child> {
         let journal = &self.shared.journal;
         journal.update(|r| {
             r.state = State::Starting;
@@ -243,13 +260,22 @@ impl Pod {
                 journal.update(|r| r.network.netns = Some(path.clone()))?;
             }
             NetworkPlan::Loopback => {
+                let record = self.fresh_place();
+                journal.update(|r| r.network.place = record.place().to_owned())?;
                 let path = self.make_netns(plan)?;
                 journal.end_stage(None);
                 spec.network = Namespace::Path(path);
             }
             NetworkPlan::Ours(wanted) => {
-                spec.network = Namespace::Path(self.make_network(plan, wanted).await?)
+                let Some(path) = self.make_network(plan, wanted).await? else {
+                    job.come_second();
+                    return Err(second());
+                };
+                spec.network = Namespace::Path(path);
             }
+        }
+        if job.is_leaving() {
+            return Err(stopping());
         }
         if let (true, Namespace::Path(path)) = (owns_user(plan), &spec.network) {
             // Pinned with the netns, which it owns.
@@ -279,6 +305,13 @@ fn owns_user(plan: &Plan) -> bool {
 
 fn stopping() -> Error {
     Error::new(Kind::Cancelled, "start sandbox: the pod is being stopped")
+}
+
+fn second() -> Error {
+    Error::new(
+        Kind::Busy,
+        "start sandbox: another supervisor makes this pod",
+    )
 }
 
 fn panicked(error: &tokio::task::JoinError) -> Error {

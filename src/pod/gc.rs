@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::network::{self, Debt, Holder, NetworkRecord, netns};
-use crate::process::Reaper;
+use crate::process::{Identity, Reaper};
 use crate::undo::together;
 
 /// A directory without a journal that is younger than this may belong to a pod that is just being made.
@@ -36,7 +36,7 @@ pub const AT_ONCE: usize = 16;
 /// Where links for iproute2 are.
 const LINKS: &str = "/run/netns";
 
-/// A network whose pod is gone and whose DEL is owed.
+/// A network whose pod is gone and whose DEL is owed; or one of a pod that lives, and whose runtime directory is gone.
 #[derive(Clone, Debug)]
 pub struct OwedNetwork {
     /// containerd namespace; empty when no file of the record says so any more.
@@ -51,15 +51,43 @@ pub struct OwedNetwork {
     pub leaked: bool,
     /// The record itself.
     pub record: NetworkRecord,
+    /// It lives, without a directory by which it could be found.
+    pub supervisor: Option<Identity>,
 }
 
 impl OwedNetwork {
     /// How people are shown it.
     pub fn state(&self) -> &'static str {
-        if self.leaked {
+        if self.supervisor.is_some() {
+            "directory lost"
+        } else if self.leaked {
             "network leaked"
         } else {
             "network pending"
+        }
+    }
+}
+
+/// A network that waits for the next supervisor of its pod.
+#[derive(Clone, Debug)]
+pub struct ParkedNetwork {
+    /// Whose it was, and since when.
+    pub holder: Holder,
+    /// What its plugins gave.
+    pub ips: Vec<String>,
+    /// Its keeper lives.
+    pub kept: bool,
+    /// The record itself.
+    pub record: NetworkRecord,
+}
+
+impl ParkedNetwork {
+    /// How people are shown it.
+    pub fn state(&self) -> &'static str {
+        if self.holder.is_parked() {
+            "network parked"
+        } else {
+            "network starting"
         }
     }
 }
@@ -78,6 +106,8 @@ pub enum Left {
         /// Why it must not be touched.
         kept: Option<String>,
     },
+    /// A parked network whose keeper has died: its pod may still come for it.
+    Parked(Box<ParkedNetwork>),
     /// A network that owes a DEL.
     Network(Box<OwedNetwork>),
     /// A network's record that owes nothing.
@@ -95,20 +125,54 @@ pub enum Left {
 
 /// Networks that owe a DEL and whose pods are gone, by id.
 pub fn owed(config: &Config) -> Vec<OwedNetwork> {
+    without_directory(config)
+        .filter(|o| o.supervisor.is_none() && o.record.owes_del())
+        .collect()
+}
+
+/// Pods that live without their runtime directories, which somebody has removed: known by their networks alone.
+pub fn astray(config: &Config) -> Vec<OwedNetwork> {
+    without_directory(config)
+        .filter(|o| o.supervisor.is_some())
+        .collect()
+}
+
+fn without_directory(config: &Config) -> impl Iterator<Item = OwedNetwork> {
     let records = NetworkRecord::list(config).into_iter();
     records
         .filter(|(namespace, id, record)| {
-            record.owes_del() && !record.is_held() && !has_directory(config, namespace, id)
+            !record
+                .holder()
+                .is_some_and(|h| h.is_kept() || (h.keeper && h.is_alive()))
+                && !has_directory(config, namespace, id)
+                && !is_listed(config, record)
         })
         .map(|(namespace, id, record)| OwedNetwork {
             holder: record.holder().unwrap_or_default(),
             debt: record.debt().unwrap_or_default(),
             leaked: record.is_leaked(),
+            supervisor: record.held_by(),
             namespace,
             id,
             record,
         })
-        .collect()
+}
+
+/// Networks that are kept for the next supervisor of their pod and whose own pod is gone, by id.
+pub fn parked(config: &Config) -> Vec<ParkedNetwork> {
+    let records = NetworkRecord::list(config).into_iter();
+    let parked = records.filter_map(|(namespace, id, record)| {
+        let holder = record.holder()?;
+        let keeper = holder.keeper && holder.is_alive();
+        let here = (keeper || holder.is_kept()) && record.owes_del();
+        (here && !has_directory(config, &namespace, &id)).then(|| ParkedNetwork {
+            ips: record.read_result().map(|r| r.ips).unwrap_or_default(),
+            kept: holder.is_alive(),
+            holder,
+            record,
+        })
+    });
+    parked.collect()
 }
 
 /// Everything that is left, in the order in which it is best settled.
@@ -128,21 +192,23 @@ pub fn left(config: &Config) -> Vec<Left> {
             }),
         }
     }
+    let alone = parked(config).into_iter().filter(|p| !p.kept);
+    left.extend(alone.map(|p| Left::Parked(Box::new(p))));
     left.extend(owed(config).into_iter().map(|o| Left::Network(Box::new(o))));
     let mut known = HashSet::new();
     for (namespace, id, record) in NetworkRecord::list(config) {
         known.extend(record.dir().file_name().map(OsString::from));
-        if !record.owes_del() && !record.is_held() && !has_directory(config, &namespace, &id) {
+        let idle = !record.owes_del() && !record.is_held() && !is_listed(config, &record);
+        if idle && !has_directory(config, &namespace, &id) {
             left.push(Left::Record(record));
         }
     }
     for found in record::list(config, None) {
-        let (namespace, id) = match &found {
-            Found::Record(record) => (&record.namespace, &record.id),
-            Found::Broken { namespace, id, .. } => (namespace, id),
+        let record = match &found {
+            Found::Record(record) => record.network_record(config),
+            Found::Broken { namespace, id, .. } => NetworkRecord::find(config, namespace, id),
         };
-        let path = netns::path(config, namespace, id);
-        known.extend(path.file_name().map(OsString::from));
+        known.insert(OsString::from(record.place()));
     }
     let pins = pins.into_iter().filter(|name| !known.contains(name));
     left.extend(pins.map(|name| {
@@ -167,18 +233,18 @@ pub async fn settle(config: &Config, reaper: &Reaper, record: &NetworkRecord) ->
             ),
         ));
     }
-    if let Some(holder) = record
-        .holder()
-        .filter(|h| record.owes_del() && !h.sandbox_id.is_empty())
-    {
-        // What a plugin has started may go on attaching the pod after its supervisor's death.
-        let session = record.last_session();
-        network::kill_orphans(&holder.sandbox_id, &holder.netns, session, ORPHAN_LIMIT).await?;
+    if !record.withdraw(config).await? {
+        // Another supervisor of the pod was quicker.
+        return Ok(());
     }
+    let pending = |e: Error| e.within("network clean-up pending").as_kind(Kind::Busy);
+    // What a plugin has started may go on attaching the pod after its supervisor's death.
+    let alone = network::kill_orphans_alone(config, record, ORPHAN_LIMIT).await;
+    alone.map_err(pending)?;
     failpoint::hit("gc.settle.before")?;
     network::del(config, reaper, record, config.del_timeout())
         .await
-        .map_err(|e| e.within("network clean-up pending").as_kind(Kind::Busy))?;
+        .map_err(pending)?;
     clear(config, record)
 }
 
@@ -228,6 +294,16 @@ async fn wait_until_due(record: &NetworkRecord) -> bool {
     false
 }
 
+/// A pod's journal names this very record: the only word for it when `pod.json` is damaged and the pod is not the one that
+/// the network was made for.
+fn is_listed(config: &Config, record: &NetworkRecord) -> bool {
+    record.holder().is_none()
+        && record::list(config, None).iter().any(|found| match found {
+            Found::Record(pod) => pod.network_record(config).dir() == record.dir(),
+            Found::Broken { .. } => false,
+        })
+}
+
 fn has_directory(config: &Config, namespace: &str, id: &str) -> bool {
     !namespace.is_empty() && config.sandbox_dir(namespace, id).exists()
 }
@@ -235,7 +311,7 @@ fn has_directory(config: &Config, namespace: &str, id: &str) -> bool {
 /// Why a directory without a journal has to stay: it is young, or something of the pod is alive.
 fn keep(config: &Config, namespace: &str, id: &str) -> Option<String> {
     let dir = config.sandbox_dir(namespace, id);
-    let record = NetworkRecord::at(config, namespace, id);
+    let record = NetworkRecord::find(config, namespace, id);
     if let Some(supervisor) = record.held_by() {
         return Some(format!("its supervisor (pid {}) lives", supervisor.pid));
     }

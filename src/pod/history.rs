@@ -133,8 +133,8 @@ impl Record {
 
     /// The step of an undo that is at work now.
     pub fn undo_step(&self) -> Option<&Moment> {
-        let last = self.history.last()?;
-        (last.event == Event::Undo && last.took_us.is_none()).then_some(last)
+        let open = |m: &&Moment| m.event == Event::Undo && m.took_us.is_none();
+        self.history.iter().rev().find(open)
     }
 
     /// Adds what happened; the same as the last time it happened is counted there.
@@ -149,7 +149,8 @@ impl Record {
             return;
         }
         if moment.event == Event::Undo {
-            self.give_up_undo_step();
+            // Steps may work side by side, but one is not tried twice at a time.
+            self.give_up_undo(Some(&moment.detail));
         }
         if self.history.len() >= MOST {
             self.history.remove(0);
@@ -157,19 +158,21 @@ impl Record {
         self.history.push(moment);
     }
 
-    /// A step that did not come back was dropped at its limit, or with its stage: steps follow one another.
-    pub(super) fn give_up_undo_step(&mut self) {
+    /// A try that did not come back was dropped at its limit, or with its stage. `step`: only of this one.
+    pub(super) fn give_up_undo(&mut self, step: Option<&str>) {
         for moment in &mut self.history {
-            if moment.event == Event::Undo && moment.took_us.is_none() {
+            let open = moment.event == Event::Undo && moment.took_us.is_none();
+            if open && step.is_none_or(|step| step == moment.detail) {
                 moment.took_us = Some(0);
                 moment.error = Some("given up".to_owned());
             }
         }
     }
 
-    /// Ends the step of an undo that is at work.
-    pub(super) fn end_undo_step(&mut self, took_us: u64, error: Option<String>) {
-        let open = |m: &&mut Moment| m.event == Event::Undo && m.took_us.is_none();
+    /// Ends the try of an undo's step that is under way.
+    pub(super) fn end_undo_step(&mut self, step: &str, took_us: u64, error: Option<String>) {
+        let open =
+            |m: &&mut Moment| m.event == Event::Undo && m.took_us.is_none() && m.detail == step;
         if let Some(moment) = self.history.iter_mut().rev().find(open) {
             moment.took_us = Some(took_us);
             moment.error = error;
@@ -204,18 +207,20 @@ mod tests {
         assert_eq!((record.history.len(), record.history[0].times), (2, 1000));
         for _ in 0..1000 {
             record.remember(moment(Event::Undo, "cni-del"));
-            record.end_undo_step(3, Some("no".into()));
+            record.end_undo_step("cni-del", 3, Some("no".into()));
         }
         assert_eq!(record.history.len(), MOST);
         assert_eq!(record.undo_step(), None);
+        // Two side by side: each ends for itself, and one that is tried again has given the try before up.
         record.remember(moment(Event::Undo, "cni-del"));
-        assert!(record.undo_step().is_some());
-        record.remember(moment(Event::Undo, "netns"));
-        let open = record
-            .history
-            .iter()
-            .filter(|m| m.took_us.is_none() && m.event == Event::Undo);
-        assert_eq!(open.count(), 1);
+        record.remember(moment(Event::Undo, "infra"));
+        record.end_undo_step("cni-del", 5, None);
+        assert_eq!(record.undo_step().map(|m| m.detail.as_str()), Some("infra"));
+        record.remember(moment(Event::Undo, "infra"));
+        let open = |m: &&Moment| m.took_us.is_none() && m.event == Event::Undo;
+        assert_eq!(record.history.iter().filter(open).count(), 1);
+        record.give_up_undo(None);
+        assert_eq!(record.undo_step(), None);
     }
 
     #[test]

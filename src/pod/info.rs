@@ -11,7 +11,7 @@ use super::Pod;
 use super::plan::Plan;
 use super::record::{Record, State};
 use crate::clock;
-use crate::container::PodContext;
+use crate::container::{Containers, PodContext};
 use crate::error::Result;
 use crate::infra::Namespace;
 use crate::network::Address;
@@ -36,6 +36,10 @@ impl Pod {
     pub fn status(&self, id: &str, verbose: bool) -> Result<Status> {
         self.check_sandbox(id)?;
         let plan = self.lock().plan.clone();
+        let creations = match verbose {
+            true => creations(&self.shared.containers),
+            false => Value::Null,
+        };
         Ok(self.shared.journal.with(|r| Status {
             pid: r.infra.and_then(|i| u32::try_from(i.pid).ok()).unwrap_or(0),
             ready: r.state == State::Ready,
@@ -45,6 +49,7 @@ impl Pod {
                 (true, Some(plan)) => {
                     let mut info = info(r, &plan);
                     info["podvisor"]["waiters"] = self.shared.journal.waiting().into();
+                    info["podvisor"]["creations"] = creations.clone();
                     HashMap::from([("info".to_owned(), info.to_string())])
                 }
                 _ => HashMap::new(),
@@ -168,10 +173,29 @@ fn info(record: &Record, plan: &Plan) -> Value {
             "activity_seconds": record.activity_age().as_secs_f64(),
             "reason": record.reason,
             "network": record.network,
+            "network_taken_over": record.taken_over(),
             "stages": record.stages,
             "history": record.history,
         },
     })
+}
+
+/// Containers that nobody has been given yet, and how often a request joined such a creation, by stage.
+fn creations(containers: &Containers) -> Value {
+    let open: Vec<Value> = containers
+        .creations()
+        .iter()
+        .map(|c| {
+            json!({
+                "id": c.id,
+                "stage": c.stage,
+                "age_seconds": c.age.as_secs_f64(),
+                "parked": c.parked,
+                "watchers": c.watchers,
+            })
+        })
+        .collect();
+    json!({ "open": open, "joined_at_stage": containers.joined() })
 }
 
 fn config(plan: &Plan) -> Value {

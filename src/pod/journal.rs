@@ -185,7 +185,7 @@ impl Journal {
     pub fn end_stage(&self, error: Option<&Error>) {
         let at = self.run_micros();
         self.note(|r| {
-            r.give_up_undo_step();
+            r.give_up_undo(None);
             if let Some(stage) = r.stages.last_mut().filter(|s| s.took_us.is_none()) {
                 stage.took_us = Some(at.saturating_sub(stage.at_us));
                 stage.error = error.map(ToString::to_string);
@@ -227,11 +227,11 @@ impl Journal {
         }
     }
 
-    /// The step of an undo that began last has ended; on disk with the next change.
-    pub fn undo_step_ended(&self, took: Duration, error: Option<&Error>) {
+    /// A try of an undo's step has ended; on disk with the next change.
+    pub fn undo_step_ended(&self, step: &str, took: Duration, error: Option<&Error>) {
         self.lock()
             .record
-            .end_undo_step(whole_micros(took), error.map(ToString::to_string));
+            .end_undo_step(step, whole_micros(took), error.map(ToString::to_string));
     }
 
     /// Counts one more request that waits, until the guard is dropped.

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::record::{Effect, Record};
 use super::teardown::{self, Scope};
-use super::{Phase, Pod, gc, patience};
+use super::{Phase, Pod, gc, now_nanos, patience};
 use crate::failpoint;
 use crate::network::{FIRST_PAUSE, Holder, LONGEST_PAUSE, NetworkRecord};
 use crate::process::Identity;
@@ -55,6 +55,12 @@ impl Pod {
     /// Stays until the DEL that is owed has succeeded, here or elsewhere, or the keeper's time is over, or SIGTERM. For
     /// a process that serves nobody any more.
     pub async fn keep(&self) {
+        // A creation may go on without its pod, for its network's sake.
+        let goes_on = self.lock().left.is_some();
+        if goes_on {
+            drop(self.shared.work.lock().await);
+        }
+        self.keep_parked().await;
         let record = self.network_record();
         if !record.owes_del() {
             return;
@@ -105,6 +111,8 @@ impl Pod {
             netns,
             boot_id: r.boot_id.clone(),
             supervisor: r.supervisor,
+            begun: now_nanos(),
+            ..Holder::default()
         })
     }
 }

@@ -7,11 +7,13 @@
 pub mod beside;
 mod build;
 pub mod gc;
+mod handover;
 pub mod history;
 mod info;
 pub mod join;
 pub mod journal;
 mod keeper;
+mod leaving;
 mod parking;
 pub mod plan;
 pub mod record;
@@ -22,7 +24,7 @@ mod teardown;
 mod told;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -40,7 +42,7 @@ use crate::undo::{Patience, Progress};
 use protobuf::well_known_types::any::Any;
 
 pub use self::info::Status;
-pub use self::rescue::{Deleted, rescue};
+pub use self::rescue::{Deleted, Parked, rescue};
 
 use self::join::Job;
 use self::journal::Journal;
@@ -95,8 +97,6 @@ struct Shared {
     undoing: Progress,
     /// A task that retries what a stop or the infra process' end has left is at work.
     retrying: AtomicBool,
-    /// Containers being created right now: they are not listed yet, but the supervisor must not leave under them.
-    creating: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -108,6 +108,8 @@ struct Inner {
     unclaimed: bool,
     /// Somebody will tell of the infra process' exit.
     infra_watched: bool,
+    /// The creation that goes on for its network's sake alone, after the pod was shut down.
+    left: Option<Job>,
 }
 
 /// Where the pod is in its life; finer than the record's state, for deciding what a request may do.
@@ -160,6 +162,7 @@ impl Pod {
                 digest: String::new(),
                 unclaimed: false,
                 infra_watched: false,
+                left: None,
             }),
             work: tokio::sync::Mutex::new(()),
             exit: watch::channel(None).0,
@@ -167,7 +170,6 @@ impl Pod {
             quit: watch::channel(false).0,
             undoing: Progress::default(),
             retrying: AtomicBool::new(false),
-            creating: AtomicUsize::new(0),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -202,34 +204,40 @@ impl Pod {
         Ok(())
     }
 
-    /// Task.Create: in a ready pod, or in a supervisor that has no sandbox.
-    pub async fn create_container(&self, mut request: CreateRequest) -> Result<u32> {
-        let _creating = Creating::new(&self.shared.creating);
+    /// Task.Create: in a ready pod, or in a supervisor that has no sandbox. `limit`: what is left of the caller's
+    /// deadline.
+    pub async fn create_container(
+        &self,
+        request: CreateRequest,
+        limit: Option<Duration>,
+    ) -> Result<u32> {
+        let (pod, id) = (self.clone(), request.id.clone());
+        let admit = async move { pod.admit(&id).await };
+        self.shared
+            .containers
+            .create_within(request, limit, admit)
+            .await
+    }
+
+    /// What the pod gives the container `id`, if it takes containers.
+    async fn admit(&self, id: &str) -> Result<Option<PodContext>> {
         self.become_task_only().await?;
         // Nothing waits between this look and the container's place in the table: a stop either refuses it here or
         // finds it there.
         let phase = self.lock().phase.clone();
-        request.pod = match phase {
-            Phase::Ready => Some(self.pod_context()),
-            Phase::TaskOnly => None,
+        let why = match phase {
+            Phase::Ready => return Ok(Some(self.pod_context())),
+            Phase::TaskOnly => return Ok(None),
             Phase::Ending => return Err(gone()),
             Phase::Parked => {
-                return Err(Error::new(
-                    Kind::State,
-                    format!(
-                        "create container {}: the pod is parked, nobody has claimed it; start the sandbox again first",
-                        request.id
-                    ),
-                ));
+                "the pod is parked, nobody has claimed it; start the sandbox again first"
             }
-            _ => {
-                return Err(Error::new(
-                    Kind::State,
-                    format!("create container {}: the pod is not ready", request.id),
-                ));
-            }
+            _ => "the pod is not ready",
         };
-        self.shared.containers.create(request).await
+        Err(Error::new(
+            Kind::State,
+            format!("create container {id}: {why}"),
+        ))
     }
 
     /// True when this request made the sandbox, or another one did the same; an error when another one did otherwise.
@@ -249,14 +257,18 @@ impl Pod {
         if !self.is_empty() {
             return Ok(());
         }
-        let _work = self.shared.work.lock().await;
-        if !self.is_empty() {
-            return Ok(());
-        }
-        self.take_directory().await?;
-        self.shared.journal.update(|r| r.state = State::TaskOnly)?;
-        self.lock().phase = Phase::TaskOnly;
-        Ok(())
+        // Boxed: it is large, and not for the containers that come later.
+        Box::pin(async {
+            let _work = self.shared.work.lock().await;
+            if !self.is_empty() {
+                return Ok(());
+            }
+            self.take_directory().await?;
+            self.shared.journal.update(|r| r.state = State::TaskOnly)?;
+            self.lock().phase = Phase::TaskOnly;
+            Ok(())
+        })
+        .await
     }
 
     fn is_empty(&self) -> bool {
@@ -308,7 +320,6 @@ impl Pod {
     pub fn is_unused(&self) -> bool {
         matches!(self.lock().phase, Phase::Empty | Phase::TaskOnly)
             && self.shared.work.try_lock().is_ok()
-            && self.shared.creating.load(Ordering::Relaxed) == 0
             && self.shared.containers.list().is_empty()
     }
 
@@ -324,14 +335,16 @@ impl Pod {
         let undoing = self.shared.undoing.now();
         let undoing = undoing.map_or_else(String::new, |now| format!(" undoing=\"{now}\""));
         format!(
-            "key={} phase={phase} stage={} stage_age={:.1}s age={:.1}s waiters={} working={} containers={}{undoing}",
+            "key={} phase={phase} stage={} stage_age={:.1}s age={:.1}s waiters={} working={} containers={} creations={} joined={:?}{undoing}",
             self.key(),
             told::step(&at),
             at.stage_age.as_secs_f64(),
             at.age.as_secs_f64(),
             self.shared.journal.waiting(),
             self.shared.work.try_lock().is_err(),
-            self.shared.containers.list().join(",")
+            self.shared.containers.list().join(","),
+            creations(&self.shared.containers),
+            self.shared.containers.joined(),
         )
     }
 
@@ -353,8 +366,8 @@ impl Pod {
     }
 
     fn network_record(&self) -> NetworkRecord {
-        let o = &self.shared.options;
-        NetworkRecord::at(&o.config, &o.namespace, &o.group)
+        let config = self.config();
+        self.shared.journal.with(|r| r.network_record(config))
     }
 
     /// `NotFound` unless `id` is the one this supervisor serves, whether its sandbox was created or not.
@@ -416,6 +429,7 @@ impl Pod {
             &o.namespace,
             &o.group,
             RESCUE_BUDGET,
+            Parked::Stays,
         )
         .await?;
         journal::make_dir(&o.config.runtime_root, dir)?;
@@ -475,18 +489,11 @@ fn now_nanos() -> u64 {
     clock::unix_nanos(SystemTime::now())
 }
 
-/// Counts a container that is being created.
-struct Creating<'a>(&'a AtomicUsize);
-
-impl<'a> Creating<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for Creating<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+/// For the dump: `c1:runtime-create:3.2s` each.
+fn creations(containers: &Containers) -> String {
+    let creations = containers.creations();
+    let told = creations
+        .iter()
+        .map(|c| format!("{}:{}:{:.1}s", c.id, c.stage, c.age.as_secs_f64()));
+    told.collect::<Vec<_>>().join(",")
 }

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::container::ContainerRecord;
 use crate::error::{Context, Error, Kind, Result};
 use crate::infra::{InfraSpec, PodFilePaths};
-use crate::network::{Facts, PortMapping, Timing};
+use crate::network::{Facts, NetworkRecord, PodKey, PortMapping, Timing};
 use crate::process::Identity;
 use crate::sys::dir::check_private;
 
@@ -91,6 +91,21 @@ pub struct Network {
     pub ports: Vec<PortMapping>,
     /// Why a DEL is still owed.
     pub pending: Option<String>,
+    /// Name of the directory in which the network's own record is; empty: not begun.
+    #[serde(default)]
+    pub place: String,
+    /// An earlier supervisor of the pod had it made.
+    #[serde(default)]
+    pub taken: Option<TakenOver>,
+}
+
+/// Where a network that was not made for this sandbox comes from.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TakenOver {
+    /// Sandbox id of the supervisor that had it before.
+    pub from: String,
+    /// Unix nanoseconds: when its ADD began.
+    pub added_at: u64,
 }
 
 /// One attachment to a network.
@@ -219,6 +234,40 @@ impl Default for Effects {
 }
 
 impl Record {
+    /// The record of its network, as this sandbox sees it.
+    pub fn network_record(&self, config: &Config) -> NetworkRecord {
+        let place = self.network.place.as_str();
+        let record = if !place.is_empty() && place.bytes().all(|b| b.is_ascii_hexdigit()) {
+            NetworkRecord::in_place(config, place, &self.namespace, &self.id)
+        } else {
+            NetworkRecord::at(config, &self.namespace, &self.id)
+        };
+        record.as_of(&self.id, self.supervisor)
+    }
+
+    /// What its network is found by under another sandbox id; None without metadata or without a network of ours.
+    pub fn pod_key(&self) -> Option<PodKey> {
+        PodKey::new(
+            &self.namespace,
+            &self.pod_namespace,
+            &self.name,
+            &self.uid,
+            self.attempt,
+        )
+        .filter(|_| self.network.ours)
+    }
+
+    /// "network taken over from p1, ADD ran 12 s ago", where it was.
+    pub fn taken_over(&self) -> Option<String> {
+        let taken = self.network.taken.as_ref()?;
+        let at = clock::from_unix_nanos(taken.added_at);
+        let age = at.elapsed().unwrap_or_default().as_secs();
+        Some(format!(
+            "network taken over from {}, ADD ran {age} s ago",
+            taken.from
+        ))
+    }
+
     /// True while the supervisor that wrote it lives.
     pub fn is_supervised(&self) -> bool {
         // After a reboot the pid, and even its start time, may be another's.

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::record::{Effect, State};
 use super::teardown::{self, Scope, is_network};
 use super::{Phase, Pod, patience};
 use crate::container::Status;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::network::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::undo::Report;
@@ -18,6 +18,9 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
 /// How long StopSandbox goes on retrying a step that fails before it says "pending".
 const STOP_BUDGET: Duration = Duration::from_secs(5);
+
+/// How long Task.Shutdown waits for containers that nobody has been given: containerd gives it 3 s.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long the exit of a process that is gone may take to come from the reaper.
 const EXIT_LIMIT: Duration = Duration::from_secs(1);
@@ -33,7 +36,15 @@ impl Pod {
         self.shared.undoing.hurry();
         let grace = grace.unwrap_or(DEFAULT_GRACE);
         self.shared.containers.shorten_grace(grace);
-        let _work = self.shared.work.lock().await;
+        let turn = self.shared.work.lock();
+        let is_ending = matches!(self.lock().phase, Phase::Ending);
+        let _work = match is_ending {
+            // A removal that is stuck may be at it for long.
+            true => timeout(STOP_BUDGET, turn)
+                .await
+                .map_err(|_| self.still_being_removed())?,
+            false => turn.await,
+        };
         let phase = self.lock().phase.clone();
         match phase {
             Phase::Ending | Phase::Stopped => return Ok(()),
@@ -58,9 +69,13 @@ impl Pod {
 
     /// ShutdownSandbox: undoes everything, and then the supervisor leaves. Also for a pod that was never created.
     ///
-    /// Succeeds with a DEL still owed: that is on the network's record then, and the process stays as its keeper.
+    /// Succeeds with a DEL still owed: that is on the network's record then, and the process stays as its keeper. So it does
+    /// for the network of a creation whose caller has left (`leaving`).
     pub async fn shutdown(&self, id: &str) -> Result<()> {
         self.check_id(id)?;
+        if let Some(left) = self.leave_network().await {
+            return left;
+        }
         self.cancel_creation();
         self.shared.undoing.hurry();
         self.shared.containers.shorten_grace(Duration::ZERO);
@@ -73,8 +88,23 @@ impl Pod {
         if self.is_sandbox(id) {
             return self.shutdown(id).await;
         }
-        self.retire();
+        if !self.retire() && self.has_only_unclaimed_containers() {
+            // Who says this does not come back for them: containerd, after a Create that timed out.
+            let pod = self.clone();
+            let leaving = tokio::spawn(async move {
+                let stopped = pod.shared.containers.stop_all(Duration::ZERO, true).await;
+                if let Err(error) = stopped {
+                    tracing::error!(%error, "undo containers that nobody has been given");
+                }
+                pod.retire();
+            });
+            let _ = timeout(SHUTDOWN_PATIENCE, leaving).await;
+        }
         Ok(())
+    }
+
+    fn has_only_unclaimed_containers(&self) -> bool {
+        matches!(self.lock().phase, Phase::TaskOnly) && self.shared.containers.are_all_unclaimed()
     }
 
     /// Leaves if there is nothing to live for; says whether it does. What comes after is refused.
@@ -95,6 +125,10 @@ impl Pod {
         // Whoever ends the process ends the keeper, too; the record stays.
         self.shared.quit.send_replace(true);
         self.cancel_creation();
+        // Also what was left to finish its network.
+        if let Some(job) = &self.lock().left {
+            job.cancel();
+        }
         self.shared.containers.shorten_grace(DEFAULT_GRACE);
         if let Err(error) = self.end(DEFAULT_GRACE, || true).await {
             tracing::error!(%error, "undo the pod on termination");
@@ -112,7 +146,7 @@ impl Pod {
         self.unpark("removed");
         let _reporting = self.report();
         self.shared.journal.note_stage("shutdown", true);
-        let result = self.shut_down_everything(grace).await;
+        let result = self.shut_down_everything(grace, false).await;
         self.shared.journal.end_stage(result.as_ref().err());
         failpoint::pass("shutdown.after");
         self.shared.ended.send_replace(true);
@@ -154,7 +188,12 @@ impl Pod {
         stopped.and_then(|()| teardown::verdict(&report))
     }
 
-    async fn shut_down_everything(&self, grace: Duration) -> Result<()> {
+    /// `network_stays`: it is parked, and not to be undone.
+    pub(super) async fn shut_down_everything(
+        &self,
+        grace: Duration,
+        network_stays: bool,
+    ) -> Result<()> {
         failpoint::pass("shutdown.containers.before");
         if let Err(error) = self.shared.containers.stop_all(grace, true).await {
             tracing::error!(%error, "stop and delete containers");
@@ -163,6 +202,7 @@ impl Pod {
         // The supervisor's own view of what is left: a container that could not be deleted is undone from its record.
         let left = journal.with(|r| r.containers.values().any(|c| c.status != Status::Stopped));
         let mut scope = Scope::everything();
+        scope.network = !network_stays;
         scope.containers = left || !journal.with(|r| r.containers.is_empty());
         let report = self.undo_to_the_end(scope).await;
         self.end_exit().await;
@@ -171,7 +211,9 @@ impl Pod {
         }
         failpoint::pass("shutdown.network.before");
         let record = self.network_record();
-        if record.owes_del() {
+        if network_stays {
+            tracing::info!("the network stays parked");
+        } else if record.owes_del() {
             // From now on anybody on the node may send it.
             record.let_go().unwrap_or_else(
                 |error| tracing::warn!(%error, "network still marked as this supervisor's"),
@@ -197,7 +239,8 @@ impl Pod {
     /// of is tried for as long as a keeper stays; after that it is on record for `podvisor gc`, `rm` and `delete`.
     async fn undo_to_the_end(&self, scope: Scope) -> Report {
         let (journal, undoing) = (&self.shared.journal, &self.shared.undoing);
-        let end = Instant::now() + self.config().keeper_time();
+        let begun = Instant::now();
+        let end = begun + self.config().keeper_time();
         let mut quit = self.shared.quit.subscribe();
         let mut pause = FIRST_PAUSE;
         loop {
@@ -212,9 +255,13 @@ impl Pod {
                 r.state = State::NotReady;
                 r.reason = Some(format!("being removed, {step} fails: {error}"));
             });
+            let told_to_go = async {
+                let _ = quit.wait_for(|q| *q).await;
+                sleep_until(begun + STOP_BUDGET).await;
+            };
             let hurried = tokio::select! {
                 hurried = undoing.pause(pause) => hurried,
-                _ = quit.wait_for(|q| *q) => return report,
+                () = told_to_go => return report,
             };
             pause = if hurried {
                 FIRST_PAUSE
@@ -224,6 +271,18 @@ impl Pod {
         }
     }
 
+    fn still_being_removed(&self) -> Error {
+        let at = self.shared.undoing.now();
+        let at = at.map_or_else(String::new, |now| format!(" ({now})"));
+        Error::new(
+            Kind::Busy,
+            format!(
+                "stop sandbox {}: it is being removed, which is not done yet{at}; ask again",
+                self.shared.options.group
+            ),
+        )
+    }
+
     fn cancel_creation(&self) {
         if let Phase::Starting(job) = &self.lock().phase {
             job.cancel();
@@ -231,7 +290,7 @@ impl Pod {
     }
 
     /// Waiters of a pod that has no infra process to wait for (any more) are answered: 255, an explicit "unknown".
-    async fn end_exit(&self) {
+    pub(super) async fn end_exit(&self) {
         if self.lock().infra_watched {
             // It was killed a moment ago; its true exit is on its way from the reaper.
             let mut exit = self.shared.exit.subscribe();

@@ -37,6 +37,15 @@ const KILL_LIMIT: Duration = Duration::from_secs(5);
 /// How long a plugin's process may take to end after SIGKILL.
 const PLUGIN_LIMIT: Duration = Duration::from_secs(5);
 
+/// What becomes of a network that is parked by its pod's key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parked {
+    /// It is left to the next supervisor of the pod, or to its end.
+    Stays,
+    /// It is undone like everything else.
+    Undone,
+}
+
 /// What `delete` answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Deleted {
@@ -49,7 +58,8 @@ pub struct Deleted {
 }
 
 /// Undoes `id` of `namespace` without its supervisor: a sandbox (everything of the pod) or one of a pod's containers
-/// (only that). Idempotent; nothing there is success. `budget`: how long steps that fail are retried.
+/// (only that). Idempotent; nothing there is success. `budget`: how long steps that fail are retried. `parked`: what
+/// becomes of a network that is parked for the next supervisor of the pod.
 ///
 /// Errors: `Busy` when a live supervisor owns it (ask that one) or another undo is at work; `Busy` with "network
 /// clean-up pending" when only a DEL is still owed (it stays on the network's record).
@@ -59,12 +69,17 @@ pub async fn rescue(
     namespace: &str,
     id: &str,
     budget: Duration,
+    parked: Parked,
 ) -> Result<Deleted> {
     crate::id::check_namespace(namespace)?;
     crate::id::check("id", id)?;
     let dir = config.sandbox_dir(namespace, id);
     if !dir.exists() {
-        if NetworkRecord::at(config, namespace, id).is_held() {
+        let network = NetworkRecord::find(config, namespace, id);
+        if parked == Parked::Stays && is_kept(&network) {
+            return Ok(unknown(0));
+        }
+        if network.is_held() {
             tracing::warn!(pod = %id, "its runtime directory is gone and its supervisor is not; undoing it by name");
             return salvage(config, reaper, namespace, id).await;
         }
@@ -80,8 +95,12 @@ pub async fn rescue(
     };
     failpoint::hit("rescue.lock.after")?;
     match record::read(&dir) {
-        Ok(record) => rescue_pod(config, reaper, &dir, record, budget).await,
+        Ok(record) => rescue_pod(config, reaper, &dir, record, budget, parked).await,
         Err(error) if error.kind() == Kind::NotFound || error.kind() == Kind::Invalid => {
+            let network = NetworkRecord::find(config, namespace, id);
+            if parked == Parked::Stays && is_kept(&network) {
+                return Ok(unknown(0));
+            }
             tracing::warn!(%error, "no usable journal; undoing what can be proved by name");
             salvage(config, reaper, namespace, id).await
         }
@@ -95,6 +114,7 @@ async fn rescue_pod(
     dir: &Path,
     mut record: Record,
     budget: Duration,
+    parked: Parked,
 ) -> Result<Deleted> {
     refuse_supervised(&record)?;
     let deleted = outcome(&record);
@@ -105,11 +125,12 @@ async fn rescue_pod(
             container.init = None;
         }
     }
-    let (namespace, id) = (record.namespace.clone(), record.id.clone());
-    if record.network.ours {
+    let disk = record.network_record(config);
+    let stays = parked == Parked::Stays && is_kept(&disk);
+    if record.network.ours && !stays {
         let this_boot = record.boot_id == clock::boot_id();
         let supervisor = record.supervisor.filter(|_| this_boot).map(|s| s.pid);
-        kill_plugins(config, &namespace, &id, supervisor).await?;
+        network::kill_orphans_of(config, &disk, supervisor, PLUGIN_LIMIT).await?;
     }
     let journal = Journal::new(dir.to_owned(), record);
     journal.take();
@@ -117,14 +138,16 @@ async fn rescue_pod(
         config,
         reaper,
         &journal,
-        Scope::everything(),
+        Scope {
+            network: !stays,
+            ..Scope::everything()
+        },
         patience(budget),
         &Progress::default(),
     )
     .await;
     failpoint::hit("rescue.network.before")?;
-    let disk = NetworkRecord::at(config, &namespace, &id);
-    if !disk.owes_del() && journal.with(|r| r.effects.netns == Effect::None) {
+    if !stays && !disk.owes_del() && journal.with(|r| r.effects.netns == Effect::None) {
         disk.remove()?;
     }
     if journal.with(|r| teardown::is_over(r, &report)) {
@@ -179,7 +202,7 @@ async fn rescue_container(
 /// The journal is missing, empty or cut in half. A supervisor that the network's record knows is ended first.
 async fn salvage(config: &Config, reaper: &Reaper, namespace: &str, id: &str) -> Result<Deleted> {
     let dir = config.sandbox_dir(namespace, id);
-    let held = NetworkRecord::at(config, namespace, id).held_by();
+    let held = NetworkRecord::find(config, namespace, id).held_by();
     if let Some(supervisor) = held.filter(|s| Identity::own().ok() != Some(*s)) {
         supervisor.signal(libc::SIGKILL)?;
         supervisor.wait_gone(KILL_LIMIT).await;
@@ -220,20 +243,21 @@ fn remove_runtime_state(config: &Config, namespace: &str, bundle: &Path) -> Resu
 
 /// DEL where the record on disk owes one, then the netns by its name.
 async fn undo_network(config: &Config, reaper: &Reaper, namespace: &str, id: &str) -> Result<()> {
-    let record = NetworkRecord::at(config, namespace, id);
-    kill_plugins(config, namespace, id, record.last_session()).await?;
+    let record = NetworkRecord::find(config, namespace, id);
+    // Where the record says whose it is, settling it does this, and knows whether somebody is at work on it.
+    if record.holder().is_none() {
+        let netns = netns::of_record(config, &record);
+        network::kill_orphans(id, &netns, None, PLUGIN_LIMIT).await?;
+    }
     gc::settle(config, reaper, &record).await
 }
 
-/// What is left of a plugin that was at work when the supervisor was killed must not work on beside the DEL.
-async fn kill_plugins(
-    config: &Config,
-    namespace: &str,
-    id: &str,
-    supervisor: Option<i32>,
-) -> Result<()> {
-    let netns = netns::path(config, namespace, id);
-    network::kill_orphans(id, &netns, supervisor, PLUGIN_LIMIT).await
+/// Parked for the next supervisor of the pod, and its time is not over; or its keeper is still making it.
+fn is_kept(network: &NetworkRecord) -> bool {
+    network.is_mine()
+        && network
+            .holder()
+            .is_some_and(|h| h.is_kept() || (h.keeper && h.is_alive()))
 }
 
 fn refuse_supervised(record: &Record) -> Result<()> {
@@ -394,12 +418,14 @@ mod tests {
             rootfs_mounted: false,
             status: Status::Running,
             created_at: 0,
+            parked_at: None,
             started_at: None,
             exit,
             stdin: String::new(),
             stdout: String::new(),
             stderr: String::new(),
             terminal: false,
+            logger: None,
         }
     }
 

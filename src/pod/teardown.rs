@@ -91,7 +91,11 @@ pub(super) async fn undo(
     progress: &Progress,
 ) -> Report {
     let record = journal.read();
-    let disk = NetworkRecord::at(config, &record.namespace, &record.id);
+    let disk = record.network_record(config);
+    let (network, locked_out) = match scope.network && record.network.ours {
+        true => ours_alone(config, journal, &disk).await,
+        false => (false, None),
+    };
     let mut steps: Vec<Step<'_>> = Vec::new();
     if scope.containers && !record.containers.is_empty() {
         let run = move || -> Work<'_> { Box::pin(undo_containers(config, reaper, journal)) };
@@ -116,7 +120,7 @@ pub(super) async fn undo(
             run,
         ));
     }
-    if scope.network && record.network.ours {
+    if network {
         if disk.owes_del() {
             let disk = disk.clone();
             let limit = config.del_timeout();
@@ -137,7 +141,11 @@ pub(super) async fn undo(
         steps.push(step("files", &["containers"], KILL_LIMIT, run));
     }
     let steps = steps.into_iter().map(|s| on_record(journal, s)).collect();
-    unwind(steps, patience, progress).await
+    let mut report = unwind(steps, patience, progress).await;
+    report
+        .owed
+        .extend(locked_out.map(|error| ("cni-del", error)));
+    report
 }
 
 /// Each try of the step is in the pod's history, with its time and its error.
@@ -150,13 +158,36 @@ fn on_record<'a>(journal: &'a Journal, step: Step<'a>) -> Step<'a> {
             let began = Instant::now();
             let result = work.await;
             let error = result.as_ref().err().filter(|e| !e.is_gone());
-            journal.undo_step_ended(began.elapsed(), error);
+            journal.undo_step_ended(name, began.elapsed(), error);
             result
         })
     };
     Step {
         run: Box::new(run),
         ..step
+    }
+}
+
+/// Takes the network off the index, so that from now on nobody else can have it. False when another sandbox has it
+/// already: then nothing of it is ours to undo. An error: nobody knows, and it stays owed.
+async fn ours_alone(
+    config: &Config,
+    journal: &Journal,
+    disk: &NetworkRecord,
+) -> (bool, Option<Error>) {
+    match disk.withdraw(config).await {
+        Ok(true) => (true, None),
+        Ok(false) => {
+            tracing::info!(record = %disk.dir().display(), "another sandbox has the network; it is left alone");
+            journal.note(|r| {
+                r.effects.netns = Effect::None;
+                r.effects.cni = Effect::None;
+                r.network.pending = None;
+                r.network.place.clear();
+            });
+            (false, None)
+        }
+        Err(error) => (false, Some(error)),
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::warn;
 
 use super::child::{Child, Exit};
-use super::identity::Identity;
+use super::identity::{Identity, descendants};
 use super::reaper::Reaper;
 use crate::error::{Context, Result};
 use crate::failpoint;
@@ -48,7 +48,8 @@ pub struct Helper {
     pub stdin: Vec<u8>,
     /// Given to the helper as its own stdin/stdout/stderr instead of the capture pipes (container stdio).
     pub stdio: Option<[Stdio; 3]>,
-    /// At the bound its whole process group is killed with SIGKILL, and so is what it left behind in the group.
+    /// At the bound its whole process group is killed with SIGKILL, and so is what it left behind in the group and
+    /// everything below it in the tree of processes.
     pub limit: Duration,
     /// Cap for each of stdout and stderr, bytes; what is over is read and dropped.
     pub output_cap: usize,
@@ -276,7 +277,7 @@ struct Group {
 
 impl Group {
     async fn kill_and_wait(&self) -> Exit {
-        self.kill();
+        self.kill_tree();
         match timeout(KILL_GRACE, self.child.wait()).await {
             Ok(exit) => exit,
             Err(_) => {
@@ -291,6 +292,21 @@ impl Group {
             self.kill();
         }
         self.live = false;
+    }
+
+    /// The group, and what the program started and is in no group of ours any more. Only while the program lives: what
+    /// has lost its parent is nobody's child to be found by.
+    fn kill_tree(&self) {
+        let below = match self.guarded {
+            true => Vec::new(),
+            false => descendants(self.child.pid()),
+        };
+        self.kill();
+        for process in below {
+            if let Err(error) = process.signal(libc::SIGKILL) {
+                warn!(program = %self.shown, %error, "kill what a helper started");
+            }
+        }
     }
 
     fn kill(&self) {
@@ -315,7 +331,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if self.live {
-            self.kill();
+            self.kill_tree();
         }
     }
 }

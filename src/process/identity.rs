@@ -113,6 +113,37 @@ impl Identity {
     }
 }
 
+/// Everything below `pid` in the tree of processes, a parent before its children; as complete as one look at a tree that
+/// grows can be.
+pub(super) fn descendants(pid: i32) -> Vec<Identity> {
+    let mut found: Vec<Identity> = Vec::new();
+    let mut parents = vec![pid];
+    while let Some(parent) = parents.pop() {
+        for child in children(parent) {
+            if let Ok(identity) = Identity::of(child)
+                && !found.contains(&identity)
+            {
+                found.push(identity);
+                parents.push(child);
+            }
+        }
+    }
+    found
+}
+
+/// Of every thread: a child belongs to the thread that forked it.
+fn children(pid: i32) -> Vec<i32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let of = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).ok();
+    let lists = threads.into_iter().flatten().flatten().filter_map(of);
+    lists
+        .flat_map(|list| {
+            let pids = list.split_ascii_whitespace().filter_map(|p| p.parse().ok());
+            pids.collect::<Vec<i32>>()
+        })
+        .collect()
+}
+
 /// State and start time of a pid.
 fn stat(pid: i32) -> Result<(char, u64)> {
     if pid <= 0 {

@@ -39,11 +39,12 @@ macro_rules! serve_task {
         impl $service for TaskService {
             async fn create(
                 &self,
-                _: &TtrpcContext,
+                ctx: &TtrpcContext,
                 req: $wire::CreateTaskRequest,
             ) -> ttrpc::Result<$wire::CreateTaskResponse> {
-                let pod = self.pod.clone();
-                guard::detached("Create", async move {
+                let limit = guard::limit(ctx);
+                // The containers do the work; this only waits for it, and so does Start.
+                guard::waiting("Create", async move {
                     crate::id::check("container id", &req.id)?;
                     let request = CreateRequest {
                         id: req.id,
@@ -57,7 +58,7 @@ macro_rules! serve_task {
                         options: options(req.options.as_ref())?,
                         pod: None,
                     };
-                    let pid = pod.create_container(request).await?;
+                    let pid = self.pod.create_container(request, limit).await?;
                     Ok($wire::CreateTaskResponse {
                         pid,
                         ..Default::default()
@@ -68,12 +69,15 @@ macro_rules! serve_task {
 
             async fn start(
                 &self,
-                _: &TtrpcContext,
+                ctx: &TtrpcContext,
                 req: $wire::StartRequest,
             ) -> ttrpc::Result<$wire::StartResponse> {
-                let pod = self.pod.clone();
-                guard::detached("Start", async move {
-                    let pid = pod.containers().start(&req.id, &req.exec_id).await?;
+                let limit = guard::limit(ctx);
+                guard::waiting("Start", async move {
+                    let containers = self.pod.containers();
+                    let pid = containers
+                        .start_within(&req.id, &req.exec_id, limit)
+                        .await?;
                     Ok($wire::StartResponse {
                         pid,
                         ..Default::default()
@@ -352,7 +356,8 @@ fn options(wire: Option<&Any>) -> Result<RuntimeOptions> {
 
 fn status(status: Status) -> WireStatus {
     match status {
-        Status::Creating => WireStatus::UNKNOWN,
+        // Neither is shown to anybody.
+        Status::Creating | Status::Parked => WireStatus::UNKNOWN,
         Status::Created => WireStatus::CREATED,
         Status::Running => WireStatus::RUNNING,
         Status::Stopped => WireStatus::STOPPED,

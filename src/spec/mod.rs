@@ -47,6 +47,15 @@ impl Spec {
     /// # Errors
     /// NotFound when it is missing, Invalid when it is no JSON object (for example cut in half) or no regular file.
     pub fn read(bundle: &Path) -> Result<Self> {
+        Self::parse(&Self::read_bytes(bundle)?)
+            .context(|| format!("read {}", bundle.join(FILE).display()))
+    }
+
+    /// The bytes of `<bundle>/config.json`.
+    ///
+    /// # Errors
+    /// NotFound when it is missing, Invalid when it is no regular file or too long.
+    pub fn read_bytes(bundle: &Path) -> Result<Vec<u8>> {
         let path = bundle.join(FILE);
         let what = || format!("read {}", path.display());
         // O_NONBLOCK: a fifo at this place must not hang us; it has no effect on a regular file.
@@ -65,7 +74,16 @@ impl Spec {
             .take(MAX_SIZE)
             .read_to_end(&mut bytes)
             .context(what)?;
-        Self::parse(&bytes).context(what)
+        Ok(bytes)
+    }
+
+    /// The bytes that [`Spec::write`] writes.
+    ///
+    /// # Errors
+    /// None in practice: what was JSON can be written as JSON.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(&self.json)
+            .map_err(|e| Error::caused(Kind::Other, "encode the OCI spec", e))
     }
 
     /// Parses the bytes of a `config.json`.
@@ -106,8 +124,7 @@ impl Spec {
         let path = bundle.join(FILE);
         let temp = bundle.join(".config.json.new");
         let what = || format!("write {}", path.display());
-        let bytes =
-            serde_json::to_vec(&self.json).map_err(|e| Error::caused(Kind::Other, what(), e))?;
+        let bytes = self.to_bytes().context(what)?;
         let before = fs::symlink_metadata(&path)
             .ok()
             .filter(fs::Metadata::is_file);

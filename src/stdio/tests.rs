@@ -1,10 +1,11 @@
 //! Streams of real shells over real FIFOs.
 
 use super::*;
+use crate::process::Child;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::thread;
 
 use nix::sys::stat::Mode;
@@ -53,14 +54,14 @@ async fn open_io(request: &Request) -> Result<Io> {
 fn spawn(io: &mut Io, script: &str) -> Child {
     let [stdin, stdout, stderr] = io.take_child_stdio().unwrap();
     let mut command = Command::new("sh");
-    let child = command
+    command
         .args(["-c", script])
+        .env("PATH", "/usr/bin:/bin")
         .stdin(stdin)
         .stdout(stdout)
-        .stderr(stderr)
-        .spawn()
-        .unwrap();
-    drop(command);
+        .stderr(stderr);
+    // There is one caller of wait in a process.
+    let child = Reaper::start().unwrap().spawn(command).unwrap();
     io.start();
     child
 }
@@ -97,14 +98,9 @@ async fn joined<T>(thread: thread::JoinHandle<T>) -> T {
     thread.join().unwrap()
 }
 
-async fn ended(child: &mut Child) -> i32 {
-    let mut code = None;
-    until(|| {
-        code = child.try_wait().unwrap();
-        code.is_some()
-    })
-    .await;
-    code.and_then(|c| c.code()).unwrap()
+async fn ended(child: &mut Child) -> u32 {
+    let exit = tokio::time::timeout(LIMIT, child.wait()).await;
+    exit.expect("an end").code
 }
 
 async fn until(mut done: impl FnMut() -> bool) {
@@ -181,7 +177,7 @@ async fn a_reader_that_leaves_and_comes_back_is_no_error_for_the_writer() {
         let mut all = joined(first).await;
         // Nobody reads now. 400 kB do not fit: the writer waits.
         tokio::time::sleep(Duration::from_millis(100)).await;
-        assert!(child.try_wait().unwrap().is_none());
+        assert!(child.identity.is_alive());
         all.extend(joined(reader(&out)).await);
         assert_eq!(ended(&mut child).await, 3);
         let expected: String = (0..400).map(|i| format!("{i:01000}")).collect();
@@ -232,14 +228,14 @@ async fn stdin_ends_when_both_the_client_and_we_have_closed_it() {
                 .write_all(part.as_bytes())
                 .unwrap();
             tokio::time::sleep(Duration::from_millis(50)).await;
-            assert!(child.try_wait().unwrap().is_none(), "direct {direct}");
+            assert!(child.identity.is_alive(), "direct {direct}");
         }
         let client = OpenOptions::new().write(true).open(&input).unwrap();
         io.close_stdin();
         io.close_stdin();
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(
-            child.try_wait().unwrap().is_none(),
+            child.identity.is_alive(),
             "the client has it still, direct {direct}"
         );
         drop(client);
@@ -347,8 +343,8 @@ async fn a_log_gets_lines_and_whoever_is_attached_gets_bytes() {
     let mut child = spawn(&mut io, "echo early; exec sleep 300");
     until(|| fs::read(&log).is_ok_and(|l| l.ends_with(b" F early\n"))).await;
     let readers = [waiting_reader(&out).await, waiting_reader(&err).await];
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.signal(nix::libc::SIGKILL).unwrap();
+    ended(&mut child).await;
     assert!(io.drain(LIMIT).await);
     for reader in readers {
         assert_eq!(joined(reader).await, b"");
@@ -410,8 +406,8 @@ async fn closing_ends_a_logs_last_line() {
     until(|| fs::read(&log).is_ok_and(|l| l.ends_with(b" F line\n"))).await;
     io.close();
     until(|| fs::read(&log).is_ok_and(|l| l.ends_with(b" F prompt\n"))).await;
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.signal(nix::libc::SIGKILL).unwrap();
+    ended(&mut child).await;
 }
 
 #[tokio::test]

@@ -45,6 +45,7 @@ fn pods_are_listed_while_they_run_and_with_a_when_they_have_stopped() {
                 "name",
                 "namespace",
                 "network",
+                "parked",
                 "ports",
                 "reason",
                 "running",

@@ -176,5 +176,25 @@ fn networks_are_listed_with_their_pods() {
             "{table}"
         );
         podvisor(&["rm", "-f", "web"]).ok();
+        // How long its chains took is kept: cumulative buckets, the last without a bound.
+        let latency = &crate::kit::json(&["network", "ls", "--json"])[0]["latency"];
+        for command in ["ADD", "DEL"] {
+            let of = &latency[command];
+            assert_eq!(
+                (&of["count"], &of["failed"]),
+                (&1.into(), &0.into()),
+                "{of}"
+            );
+            assert!(of["sum_us"].as_u64().is_some_and(|sum| sum > 0), "{of}");
+            let buckets = of["buckets"].as_array().unwrap();
+            let counts: Vec<u64> = buckets
+                .iter()
+                .map(|b| b["count"].as_u64().unwrap())
+                .collect();
+            assert!(counts.is_sorted() && counts.last() == Some(&1), "{of}");
+            let bounds: Vec<Option<u64>> = buckets.iter().map(|b| b["le_ms"].as_u64()).collect();
+            let (last, bounded) = bounds.split_last().unwrap();
+            assert!(last.is_none() && bounded.is_sorted() && bounded.iter().all(Option::is_some));
+        }
     });
 }

@@ -12,6 +12,8 @@ use crate::support::{Snapshot, podvisor, sandboxed};
 
 /// A pod whose ADD does not end, not even for SIGTERM, and the plugin's pid.
 fn hanging(id: &str) -> (Fake, Snapshot, Pod, i32) {
+    // A shutdown undoes the network, too; that it stays for the pod's next supervisor is `tests/handover.rs`.
+    rig::settings("[parking]\npark_network_on_shutdown = false\n");
     let plugin = rig::fake_network();
     plugin.on("ADD", &[Act::IgnoreTerm, Act::Sleep(300.0)]);
     let before = Snapshot::take();

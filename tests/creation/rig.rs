@@ -257,6 +257,18 @@ impl Probe {
             .map(drop)
     }
 
+    /// With nothing but the bundle, as a daemon that wrote a spec there.
+    pub fn create_bare(&self, id: &str) -> Result<()> {
+        let request = wire::CreateSandboxRequest {
+            sandbox_id: id.into(),
+            bundle_path: format!("/run/bundles/{id}"),
+            ..Default::default()
+        };
+        let call = self.client.sandbox();
+        self.call("create", call.create_sandbox(limit(BOUND), &request))
+            .map(drop)
+    }
+
     pub fn start(&self, id: &str, deadline: Duration) -> Result<u32> {
         let request = wire::StartSandboxRequest {
             sandbox_id: id.into(),

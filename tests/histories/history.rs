@@ -40,15 +40,16 @@ impl Dice {
     }
 
     fn mood(&mut self) -> Mood {
-        match self.below(12) {
-            0..3 => Mood::Well,
-            3..5 => Mood::Slow(100 + self.below(500)),
-            5 => Mood::Fails,
-            6 | 7 => Mood::FailsOnce,
-            8 => Mood::Dies,
-            9 => Mood::Hangs,
-            10 => Mood::FailsLate,
-            _ => Mood::DiesLate,
+        match self.below(16) {
+            0..6 => Mood::Well,
+            14 | 15 => Mood::Slow(100 + self.below(500)),
+            6 => Mood::Fails,
+            7..9 => Mood::FailsOnce,
+            9 => Mood::Dies,
+            10 => Mood::Hangs,
+            11 => Mood::FailsLate,
+            12 => Mood::DiesLate,
+            _ => Mood::Slow(1_200),
         }
     }
 }

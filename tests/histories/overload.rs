@@ -139,7 +139,7 @@ fn slow_overload_takes_as_long_as_without_deadlines() {
 
 /// Pods up over time.
 fn chart(loads: &[(&str, &Load)]) -> String {
-    const STEP: f64 = 4.0;
+    const STEP: f64 = 8.0;
     let end = loads.iter().map(|(_, l)| l.last()).fold(0.0, f64::max);
     let mut text = String::from("pods up after\n");
     let mut at = 0.0;

@@ -48,6 +48,24 @@ pub fn before_real(name: &str) -> Fake {
     fake::plugin_before(Path::new(cni::PLUGINS), name, &real)
 }
 
+/// Lets a fake do its next DEL whole, and then kills the process (its supervisor) before that can hear of its end.
+pub fn kill_after_del(plugin: &str, pid: i32) {
+    let path = Path::new(cni::PLUGINS).join(plugin);
+    let aside = Path::new(cni::PLUGINS).join(format!(".{plugin}-aside"));
+    fs::rename(&path, &aside).unwrap();
+    let (path, aside) = (path.display(), aside.display());
+    let script = format!(
+        "#!/bin/bash\n{aside} </dev/stdin; code=$?\n\
+         if [ $CNI_COMMAND = DEL ]; then mv {aside} {path}; kill -KILL {pid}; fi\nexit $code\n"
+    );
+    fs::write(path.to_string(), script).unwrap();
+    fs::set_permissions(
+        path.to_string(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+}
+
 /// Makes a pod; its id.
 pub fn create(name: &str, network: &str) -> String {
     let made = podvisor(&["create", "--name", name, "--net", network]).ok();

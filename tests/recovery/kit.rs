@@ -146,6 +146,11 @@ impl<'a> Cell<'a> {
         }
     }
 
+    /// For `PODVISOR_FAULT_DIR`.
+    pub fn fault_dir(&self) -> &Path {
+        self.dir.path()
+    }
+
     /// Replaces the rules, `point=terms` a line.
     pub fn rules(&self, rules: &str) {
         let file = OpenOptions::new()

@@ -2,7 +2,7 @@
 
 use podvisor::failpoint::POINTS;
 
-use crate::kit::{BOUND, Machine};
+use crate::kit::{BOUND, Cell, Machine};
 use crate::lives::Life;
 use crate::support::eventually;
 
@@ -22,15 +22,18 @@ fn every_point(name: &str, act: &str) {
     Machine::run(name, |machine| {
         let wanted = |point: &&&str| act == "die" || !is_childs(point);
         let jobs = POINTS.iter().filter(wanted);
-        let jobs = jobs.map(|point| ((*point).to_owned(), *point)).collect();
-        let passed = machine.all(jobs, |cell, point| {
+        let jobs = jobs.map(|point| ((*point).to_owned(), *point));
+        // What is kept for the boot is written by the first pod, which is this one then.
+        let (first, others) = jobs.partition(|(_, point)| point.starts_with("kept."));
+        let live = |cell: &Cell<'_>, point: &'static str| {
             Life::of(point).live(cell, &format!("{point}=1*{act}"));
             // What goes on after an answer comes a moment later.
             let reached = || (cell.hits(point) > 0).then_some(());
             eventually(BOUND, &format!("{point} is reached"), reached);
             cell.remove();
-        });
-        println!("{}: {} points, each left nothing", act, passed.len());
+        };
+        let passed = machine.all(first, live).len() + machine.all(others, live).len();
+        println!("{act}: {passed} points, each left nothing");
     });
 }
 
@@ -47,5 +50,59 @@ fn a_failure_at_every_point_leaves_what_can_be_removed() {
     every_point(
         "points::a_failure_at_every_point_leaves_what_can_be_removed",
         "fail(injected)",
+    );
+}
+
+/// Every write of the journal and of the network's record in a whole life: half of it is done.
+fn every_write(name: &str, points: &[&'static str], acts: &[&'static str]) {
+    Machine::run(name, |machine| {
+        let mut jobs = Vec::new();
+        let counted = machine.all(vec![("whole".to_owned(), ())], |cell, ()| {
+            Life::Whole.live(cell, "");
+            cell.remove();
+            points.iter().map(|point| cell.hits(point)).collect()
+        });
+        let counted: Vec<usize> = counted.into_values().next().unwrap();
+        for (point, writes) in points.iter().zip(counted) {
+            assert!(writes > 3, "{point}: {writes}");
+            for act in acts {
+                for n in 0..writes {
+                    let rule = format!("{point}={n}*off->1*{act}");
+                    jobs.push((rule.clone(), rule));
+                }
+            }
+        }
+        let passed = machine.all(jobs, |cell, rule| {
+            Life::Whole.live(cell, &rule);
+            cell.remove();
+        });
+        println!("{} writes x {acts:?}: each left nothing", passed.len());
+    });
+}
+
+#[test]
+fn a_death_in_every_write_leaves_what_can_be_removed() {
+    every_write(
+        "points::a_death_in_every_write_leaves_what_can_be_removed",
+        &["journal.write.half", "record.write.half"],
+        &["die"],
+    );
+}
+
+#[test]
+#[ignore = "slow: about five minutes"]
+fn slow_a_death_and_a_failure_around_every_write() {
+    let points = [
+        "journal.write.before",
+        "journal.write.half",
+        "journal.write.after",
+        "record.write.before",
+        "record.write.half",
+        "record.write.after",
+    ];
+    every_write(
+        "points::slow_a_death_and_a_failure_around_every_write",
+        &points,
+        &["die", "fail(no space)"],
     );
 }

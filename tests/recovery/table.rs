@@ -8,6 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::daemon;
 use crate::kit::{BOUND, Cell, Machine, die};
 use crate::lives::delete;
 use crate::support::{eventually, slow};
@@ -248,7 +249,7 @@ fn init_by_pid_file(cell: &Cell<'_>) -> i32 {
 }
 
 /// How it is listed once nothing moves any more.
-fn settled(cell: &Cell<'_>) -> String {
+pub fn settled(cell: &Cell<'_>) -> String {
     let end = Instant::now() + BOUND;
     let mut last = (cell.state(), Instant::now());
     loop {
@@ -319,6 +320,14 @@ fn repeated(name: &str, times: usize) -> BTreeMap<String, BTreeSet<String>> {
                 }
                 found.entry(key).or_default().insert(outcome);
             }
+            let under = machine.all(vec![("containerd".to_owned(), ())], |cell, ()| {
+                daemon::outcomes(cell)
+            });
+            for (moment, outcome) in under.into_values().flatten() {
+                count += 1;
+                let key = format!("{moment} × {DAEMON}");
+                found.entry(key).or_default().insert(outcome);
+            }
         }
         println!("{count} cells of the matrix ({times} times each), each removed, nothing left");
     });
@@ -328,6 +337,9 @@ fn repeated(name: &str, times: usize) -> BTreeMap<String, BTreeSet<String>> {
 fn key(moment: &Moment, title: &str) -> String {
     format!("{} × {title}", moment.name)
 }
+
+/// The column of the daemon, whose cells are played one after the other.
+const DAEMON: &str = "containerd";
 
 const BEGIN: &str =
     "<!-- made by tests/recovery_matrix.rs; PODVISOR_WRITE_DOCS=1 writes it anew -->\n";
@@ -344,10 +356,11 @@ fn the_matrix_is_as_documented() {
     VICTIMS
         .iter()
         .for_each(|(_, title)| table.push_str(&format!(" {title} |")));
-    table.push_str("\n|---|---|---|---|---|---|---|\n");
+    table.push_str(&format!(" {DAEMON} |\n|---|---|---|---|---|---|---|---|\n"));
     for moment in &MOMENTS {
         table.push_str(&format!("| {} |", moment.name));
-        for (_, title) in VICTIMS {
+        let titles = VICTIMS.iter().map(|(_, title)| *title);
+        for title in titles.chain([DAEMON]) {
             let cell = found.get(&key(moment, title));
             let text = cell.and_then(|all| all.first()).map_or("–", String::as_str);
             table.push_str(&format!(" {text} |"));

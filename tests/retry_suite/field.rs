@@ -153,6 +153,7 @@ fn fl_005_a_kill_at_any_moment_of_a_creation_leaves_what_can_be_removed() {
                 // From the launch to well after it is ready, and in no order.
                 std::thread::sleep(Duration::from_millis(round * 37 % 250));
                 let shims = crate::daemon::shims();
+                let too_early = shims.is_empty();
                 // By its number: the helper may be among them, too.
                 shims.iter().for_each(|pid| {
                     let _ = nix::sys::signal::kill(
@@ -163,7 +164,7 @@ fn fl_005_a_kill_at_any_moment_of_a_creation_leaves_what_can_be_removed() {
                 shims.into_iter().for_each(gone);
                 making.wait().unwrap();
                 if let Some(pod) = listed().as_array().unwrap().first() {
-                    assert_ne!(pod["state"], "ready", "{pod}");
+                    assert!(too_early || pod["state"] != "ready", "{pod}");
                     podvisor(&["rm", "-f", pod["id"].as_str().unwrap()]).ok();
                 }
                 machine.is_clean();
@@ -197,7 +198,8 @@ fn fl_006_a_supervisor_killed_at_its_infra_process_leaves_the_name_free() {
             eventually(BOUND, "it makes the infra process", at_infra);
             // A moment later, as it was reported.
             std::thread::sleep(Duration::from_millis(50));
-            kill(supervisor());
+            let supervisor = inspect("web")["supervisor"]["pid"].as_i64().unwrap();
+            kill(i32::try_from(supervisor).unwrap());
             machine.let_go(Delay::Infra);
             let made = making.wait_with_output().unwrap();
             assert!(!made.status.success(), "{made:?}");

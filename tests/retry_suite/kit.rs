@@ -73,6 +73,15 @@ pub fn on_a_machine(name: &str, settings: &str, body: impl FnOnce(&Machine)) {
     });
 }
 
+impl Drop for Machine {
+    /// A test that fails must not leave anything frozen: that does not die.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            freeze(false);
+        }
+    }
+}
+
 impl Machine {
     /// What comes next stands still there, until [`Machine::let_go`].
     pub fn hold(&self, at: Delay) {

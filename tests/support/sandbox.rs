@@ -179,6 +179,12 @@ fn remove_cgroups(group: &str) {
 }
 
 fn remove_tree(dir: &Path) {
+    // What a test has frozen does not die before it is thawed.
+    for (file, word) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
+        if dir.join(file).exists() {
+            let _ = fs::write(dir.join(file), word);
+        }
+    }
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             remove_tree(&entry.path());

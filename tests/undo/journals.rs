@@ -13,7 +13,7 @@ use podvisor::error::Kind;
 use podvisor::network::{Holder, NetworkRecord, netns};
 use podvisor::pod::gc::{self, Left};
 use podvisor::pod::record::{self, Effect, FILE, Record, State};
-use podvisor::pod::{journal, rescue};
+use podvisor::pod::{Parked, journal, rescue};
 use podvisor::process::Identity;
 
 use crate::kit::{Kit, POD, on_its_own, request};
@@ -266,7 +266,16 @@ fn set_up(row: &str, left: &mut Remains<'_>) -> Option<(Identity, bool)> {
 /// `delete` and `rm -f`: what they come down to without the supervisor.
 async fn by_delete(kit: &Kit) -> &'static str {
     let there = kit.config.sandbox_dir(SPACE, POD).exists() || owes(kit);
-    match rescue(&kit.config, &kit.reaper, SPACE, POD, Duration::from_secs(5)).await {
+    match rescue(
+        &kit.config,
+        &kit.reaper,
+        SPACE,
+        POD,
+        Duration::from_secs(5),
+        Parked::Stays,
+    )
+    .await
+    {
         Ok(_) if there => "undone",
         Ok(_) => "nothing",
         Err(e) if matches!(e.kind(), Kind::Busy | Kind::Denied) => "refused",
@@ -286,11 +295,11 @@ async fn by_gc(kit: &Kit) -> &'static str {
             Left::Pod(_) | Left::Directory { kept: None, .. } => {
                 did = "undone";
                 let limit = Duration::from_secs(5);
-                rescue(&kit.config, &kit.reaper, SPACE, POD, limit)
+                rescue(&kit.config, &kit.reaper, SPACE, POD, limit, Parked::Stays)
                     .await
                     .unwrap();
             }
-            Left::Directory { kept: Some(_), .. } => did = "left alone",
+            Left::Directory { kept: Some(_), .. } | Left::Parked(_) => did = "left alone",
             Left::Network(owed) => {
                 did = "undone";
                 gc::settle(&kit.config, &kit.reaper, &owed.record)
@@ -398,9 +407,16 @@ async fn clean(left: &Remains<'_>, process: Option<(Identity, bool)>) {
         }
     }
     let kit = left.kit;
-    rescue(&kit.config, &kit.reaper, SPACE, POD, Duration::from_secs(5))
-        .await
-        .unwrap();
+    rescue(
+        &kit.config,
+        &kit.reaper,
+        SPACE,
+        POD,
+        Duration::from_secs(5),
+        Parked::Stays,
+    )
+    .await
+    .unwrap();
 }
 
 /// All 243 mixtures of effects, intents with and without what they intend, in this boot and in another.
@@ -436,9 +452,16 @@ fn every_mixture_of_effects_is_undone_in_this_boot_and_in_another() {
                 left.write();
                 let dels = kit.plugin.count("DEL");
                 let owed = usize::from(owes(kit));
-                rescue(&kit.config, &kit.reaper, SPACE, POD, Duration::from_secs(5))
-                    .await
-                    .unwrap_or_else(|e| panic!("{text}: {e}"));
+                rescue(
+                    &kit.config,
+                    &kit.reaper,
+                    SPACE,
+                    POD,
+                    Duration::from_secs(5),
+                    Parked::Stays,
+                )
+                .await
+                .unwrap_or_else(|e| panic!("{text}: {e}"));
                 assert_eq!(kit.plugin.count("DEL") - dels, owed, "{text}");
                 if let Some(infra) = left.infra {
                     if *left.effect("infra") == Effect::None {
@@ -478,16 +501,30 @@ fn a_journal_cut_at_every_length_is_told_and_undone() {
                     left.make("files");
                     left.make("cgroup");
                     left.make("netns");
-                    rescue(&kit.config, &kit.reaper, SPACE, POD, Duration::from_secs(5))
-                        .await
-                        .unwrap();
+                    rescue(
+                        &kit.config,
+                        &kit.reaper,
+                        SPACE,
+                        POD,
+                        Duration::from_secs(5),
+                        Parked::Stays,
+                    )
+                    .await
+                    .unwrap();
                     left.assert_gone(&format!("cut at {length}"));
                 }
             }
             println!("{} lengths", whole.len());
-            rescue(&kit.config, &kit.reaper, SPACE, POD, Duration::from_secs(5))
-                .await
-                .unwrap();
+            rescue(
+                &kit.config,
+                &kit.reaper,
+                SPACE,
+                POD,
+                Duration::from_secs(5),
+                Parked::Stays,
+            )
+            .await
+            .unwrap();
         },
     );
 }

@@ -12,6 +12,7 @@ use crate::infra::{IdMapping, Namespace, PodFiles};
 use crate::network::userns::{self, IdRange, Owner};
 use crate::network::{self, Attachment, NetworkConf, NetworkRecord, netns};
 use crate::pod::Pod;
+use crate::pod::handover::Place;
 use crate::pod::journal::files_dir;
 use crate::pod::plan::{Plan, Wanted};
 use crate::pod::record::{Attached, Effect};
@@ -20,7 +21,12 @@ use crate::pod::record::{Attached, Effect};
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 impl Pod {
-    pub(super) async fn make_network(&self, plan: &Plan, wanted: &[Wanted]) -> Result<PathBuf> {
+    /// The netns with everything in it. None: another supervisor of the same pod is at it.
+    pub(super) async fn make_network(
+        &self,
+        plan: &Plan,
+        wanted: &[Wanted],
+    ) -> Result<Option<PathBuf>> {
         let (config, reaper, journal) = (self.config(), &self.shared.reaper, &self.shared.journal);
         // Read first: an unknown network must not cost a netns.
         let load = |w: &Wanted| {
@@ -28,16 +34,21 @@ impl Pod {
             network::load_conf(config, name)
         };
         let confs: Vec<NetworkConf> = wanted.iter().map(load).collect::<Result<_>>()?;
-        let record = self.network_record();
-        if record.owes_del() {
-            journal.begin_stage("cni-del", false)?;
-            self.del_before_add(&record).await?;
-            journal.end_stage(None);
-        }
+        let asked: Vec<Attachment> = wanted
+            .iter()
+            .enumerate()
+            .map(|(n, wanted)| self.attachment(plan, wanted, n == 0, PathBuf::new()))
+            .collect();
         // On disk, so that the netns and the network have an owner whatever becomes of the runtime directory.
         failpoint::hit("network.hold.before")?;
-        record.hold(&self.holder(self.netns_path()))?;
+        let Some(Place { record, whole }) = self.own_network(plan, &confs, &asked).await? else {
+            return Ok(None);
+        };
         failpoint::hit("network.hold.after")?;
+        if whole {
+            self.write_hosts(&journal.with(|r| r.network.ips.clone()));
+            return Ok(Some(self.netns_path()));
+        }
         let path = self.make_netns(plan)?;
         journal.end_stage(None);
         journal.begin_stage("cni-add", false)?;
@@ -47,7 +58,8 @@ impl Pod {
             r.effects.cni = Effect::Intent;
         })?;
         for (n, (wanted, conf)) in wanted.iter().zip(&confs).enumerate() {
-            let attachment = self.attachment(plan, wanted, n == 0, path.clone());
+            let mut attachment = self.attachment(plan, wanted, n == 0, path.clone());
+            attachment.container_id = self.container_id(&record);
             let result = network::add(config, reaper, &record, conf, &attachment).await?;
             journal.update(|r| {
                 if r.network.attachments.iter().all(|a| a.ips.is_empty()) {
@@ -65,7 +77,19 @@ impl Pod {
         journal.update(|r| r.effects.cni = Effect::Done)?;
         self.write_hosts(&journal.with(|r| r.network.ips.clone()));
         journal.end_stage(None);
-        Ok(path)
+        Ok(Some(path))
+    }
+
+    /// What is left in the network's place from an earlier life of the pod: its DEL, then its netns.
+    pub(in crate::pod) async fn settle_before_add(&self, record: &NetworkRecord) -> Result<()> {
+        if !record.owes_del() && !record.netns_is_left(self.config()) {
+            return Ok(());
+        }
+        let journal = &self.shared.journal;
+        journal.begin_stage("cni-del", false)?;
+        self.del_before_add(record).await?;
+        journal.end_stage(None);
+        Ok(())
     }
 
     /// The DEL that an earlier life of the pod owes. A keeper or `podvisor gc` may be at it just now.
@@ -83,8 +107,7 @@ impl Pod {
     }
 
     pub(super) fn netns_path(&self) -> PathBuf {
-        let o = &self.shared.options;
-        netns::path(&o.config, &o.namespace, &o.group)
+        netns::of_record(self.config(), &self.network_record())
     }
 
     pub(super) fn make_netns(&self, plan: &Plan) -> Result<PathBuf> {
@@ -110,6 +133,17 @@ impl Pod {
         failpoint::hit("netns.make.after")?;
         journal.update(|r| r.effects.netns = Effect::Done)?;
         Ok(path)
+    }
+
+    /// CNI_CONTAINERID of a new network: the sandbox id, unless another sandbox has the network that was made for this
+    /// id. Plugins know an attachment by it, and a DEL of the one would free the other's address.
+    pub(in crate::pod) fn container_id(&self, record: &NetworkRecord) -> String {
+        let o = &self.shared.options;
+        let usual = NetworkRecord::at(&o.config, &o.namespace, &o.group);
+        if usual.dir() == record.dir() || !usual.dir().exists() || usual.is_mine() {
+            return o.group.clone();
+        }
+        record.place().to_owned()
     }
 
     /// Ports are published on the pod's first network: on two, each would take the other's.

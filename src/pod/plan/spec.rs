@@ -5,6 +5,9 @@ use crate::error::Result;
 use crate::infra::{self, IdMapping, Namespace};
 use crate::spec::{IdRange, Spec};
 
+/// Annotations with the pod's metadata begin so.
+const METADATA: &str = "io.kubernetes.cri.sandbox-";
+
 impl Plan {
     pub(super) fn take_spec(&mut self, spec: &Spec) -> Result<()> {
         let listed = spec.namespaces();
@@ -24,7 +27,22 @@ impl Plan {
         }
         self.cgroups_path = spec.cgroups_path().map(str::to_owned);
         self.annotations.extend(spec.annotations());
+        self.take_metadata();
         Ok(())
+    }
+
+    /// The pod's metadata as CRI writes it into a sandbox' spec: what its key is made of.
+    fn take_metadata(&mut self) {
+        let of = |name: &str| {
+            let value = self.annotations.get(&format!("{METADATA}{name}"));
+            value.cloned().unwrap_or_default()
+        };
+        let (name, namespace, uid) = (of("name"), of("namespace"), of("uid"));
+        let attempt = of("attempt").parse().unwrap_or(0);
+        self.name = name;
+        self.pod_namespace = namespace;
+        self.uid = uid;
+        self.attempt = attempt;
     }
 
     /// One by path has its maps already; those in the spec are for runtimes that have to know them.
