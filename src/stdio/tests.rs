@@ -98,7 +98,7 @@ async fn joined<T>(thread: thread::JoinHandle<T>) -> T {
     thread.join().unwrap()
 }
 
-async fn ended(child: &mut Child) -> u32 {
+async fn ended(child: &Child) -> u32 {
     let exit = tokio::time::timeout(LIMIT, child.wait()).await;
     exit.expect("an end").code
 }
@@ -127,8 +127,8 @@ async fn two_megabytes_without_newline_arrive_whole() {
         let out = dir.fifo("out");
         let mut io = open_io(&request("", &out, "", direct)).await.unwrap();
         let reader = reader(&out);
-        let mut child = spawn(&mut io, TWO_MB);
-        assert_eq!(ended(&mut child).await, 0);
+        let child = spawn(&mut io, TWO_MB);
+        assert_eq!(ended(&child).await, 0);
         assert!(io.drain(LIMIT).await);
         assert!(joined(reader).await == expected(), "direct {direct}");
     }
@@ -140,7 +140,7 @@ async fn a_slow_reader_slows_the_writer_and_loses_nothing() {
         let dir = Dir::new();
         let err = dir.fifo("err");
         let mut io = open_io(&request("", "", &err, direct)).await.unwrap();
-        let mut child = spawn(&mut io, &format!("{{ {TWO_MB}; }} >&2"));
+        let child = spawn(&mut io, &format!("{{ {TWO_MB}; }} >&2"));
         let path = err.clone();
         let reader = thread::spawn(move || {
             let mut file = File::open(path).unwrap();
@@ -153,7 +153,7 @@ async fn a_slow_reader_slows_the_writer_and_loses_nothing() {
                 }
             }
         });
-        assert_eq!(ended(&mut child).await, 0);
+        assert_eq!(ended(&child).await, 0);
         assert!(io.drain(LIMIT).await);
         assert!(joined(reader).await == expected(), "direct {direct}");
     }
@@ -173,13 +173,13 @@ async fn a_reader_that_leaves_and_comes_back_is_no_error_for_the_writer() {
             File::open(path).unwrap().read_exact(&mut piece).unwrap();
             piece
         });
-        let mut child = spawn(&mut io, script);
+        let child = spawn(&mut io, script);
         let mut all = joined(first).await;
         // Nobody reads now. 400 kB do not fit: the writer waits.
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(child.identity.is_alive());
         all.extend(joined(reader(&out)).await);
-        assert_eq!(ended(&mut child).await, 3);
+        assert_eq!(ended(&child).await, 3);
         let expected: String = (0..400).map(|i| format!("{i:01000}")).collect();
         assert!(
             all == expected.as_bytes(),
@@ -195,8 +195,8 @@ async fn a_background_child_holds_the_drain_and_not_the_end_of_file() {
     let out = dir.fifo("out");
     let mut io = open_io(&request("", &out, &out, false)).await.unwrap();
     let reader = reader(&out);
-    let mut child = spawn(&mut io, "sleep 300 & echo $!");
-    assert_eq!(ended(&mut child).await, 0);
+    let child = spawn(&mut io, "sleep 300 & echo $!");
+    assert_eq!(ended(&child).await, 0);
     assert!(!io.drain(Duration::from_millis(200)).await);
     assert!(!reader.is_finished());
     io.close();
@@ -218,7 +218,7 @@ async fn stdin_ends_when_both_the_client_and_we_have_closed_it() {
         let (input, out) = (dir.fifo("in"), dir.fifo("out"));
         let mut io = open_io(&request(&input, &out, "", direct)).await.unwrap();
         let reader = reader(&out);
-        let mut child = spawn(&mut io, "cat; echo end");
+        let child = spawn(&mut io, "cat; echo end");
         for part in ["one\n", "two\n"] {
             // A client that comes, writes and goes is not the end.
             OpenOptions::new()
@@ -239,7 +239,7 @@ async fn stdin_ends_when_both_the_client_and_we_have_closed_it() {
             "the client has it still, direct {direct}"
         );
         drop(client);
-        assert_eq!(ended(&mut child).await, 0);
+        assert_eq!(ended(&child).await, 0);
         assert!(io.drain(LIMIT).await);
         assert_eq!(joined(reader).await, b"one\ntwo\nend\n");
     }
@@ -258,14 +258,14 @@ async fn nothing_and_devices_and_files_need_no_copy() {
     ))
     .await
     .unwrap();
-    let mut child = spawn(&mut io, "cat; echo lost >&2");
-    assert_eq!(ended(&mut child).await, 0);
+    let child = spawn(&mut io, "cat; echo lost >&2");
+    assert_eq!(ended(&child).await, 0);
     assert!(io.drain(Duration::ZERO).await);
     assert_eq!(fs::read(dir.path("file")).unwrap(), b"old given");
 
     let mut io = open_io(&Request::default()).await.unwrap();
     assert_eq!(
-        ended(&mut spawn(&mut io, "cat && echo x && echo y >&2")).await,
+        ended(&spawn(&mut io, "cat && echo x && echo y >&2")).await,
         0
     );
     assert_eq!(io.take_child_stdio().unwrap_err().kind(), Kind::State);
@@ -274,10 +274,7 @@ async fn nothing_and_devices_and_files_need_no_copy() {
     let mut io = open_io(&request("", &uri, "/no/such/fifo", true))
         .await
         .unwrap();
-    assert_eq!(
-        ended(&mut spawn(&mut io, "echo out; echo err >&2")).await,
-        0
-    );
+    assert_eq!(ended(&spawn(&mut io, "echo out; echo err >&2")).await, 0);
     assert_eq!(fs::read(dir.path("made/both")).unwrap(), b"out\nerr\n");
 }
 
@@ -317,8 +314,8 @@ async fn closing_or_dropping_leaves_no_descriptor() {
         for close in [false, true] {
             let mut io = open_io(&request(&input, &out, "", direct)).await.unwrap();
             assert!(open_count(&input) == 2 && open_count(&out) == 2);
-            let mut child = spawn(&mut io, "true");
-            ended(&mut child).await;
+            let child = spawn(&mut io, "true");
+            ended(&child).await;
             if close {
                 io.close();
             } else {
@@ -340,11 +337,11 @@ async fn a_log_gets_lines_and_whoever_is_attached_gets_bytes() {
     );
     // Readers that come when everything is written: they see the end of file, also from within open(2).
     let mut io = open_io(&request("", &uri, "", true)).await.unwrap();
-    let mut child = spawn(&mut io, "echo early; exec sleep 300");
+    let child = spawn(&mut io, "echo early; exec sleep 300");
     until(|| fs::read(&log).is_ok_and(|l| l.ends_with(b" F early\n"))).await;
     let readers = [waiting_reader(&out).await, waiting_reader(&err).await];
     child.signal(nix::libc::SIGKILL).unwrap();
-    ended(&mut child).await;
+    ended(&child).await;
     assert!(io.drain(LIMIT).await);
     for reader in readers {
         assert_eq!(joined(reader).await, b"");
@@ -352,8 +349,8 @@ async fn a_log_gets_lines_and_whoever_is_attached_gets_bytes() {
 
     let mut io = open_io(&request("", &uri, "", false)).await.unwrap();
     let readers = [waiting_reader(&out).await, waiting_reader(&err).await];
-    let mut child = spawn(&mut io, "printf late; echo bad >&2");
-    assert_eq!(ended(&mut child).await, 0);
+    let child = spawn(&mut io, "printf late; echo bad >&2");
+    assert_eq!(ended(&child).await, 0);
     assert!(io.drain(LIMIT).await);
     let [seen_out, seen_err] = readers;
     assert_eq!(joined(seen_out).await, b"late");
@@ -374,9 +371,9 @@ async fn an_attached_reader_that_leaves_does_not_stop_the_log() {
     let leaver =
         thread::spawn(move || File::open(path).unwrap().read_exact(&mut [0; 100]).unwrap());
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let mut child = spawn(&mut io, TWO_MB);
+    let child = spawn(&mut io, TWO_MB);
     joined(leaver).await;
-    assert_eq!(ended(&mut child).await, 0);
+    assert_eq!(ended(&child).await, 0);
     assert!(io.drain(LIMIT).await);
     let bytes = fs::read(dir.path("log")).unwrap();
     let lines: Vec<log::Line> = bytes
@@ -402,12 +399,12 @@ async fn closing_ends_a_logs_last_line() {
     let log = dir.path("log");
     let uri = format!("podvisor-log://{}", log.display());
     let mut io = open_io(&request("", &uri, "", false)).await.unwrap();
-    let mut child = spawn(&mut io, "printf 'line\nprompt'; exec sleep 300");
+    let child = spawn(&mut io, "printf 'line\nprompt'; exec sleep 300");
     until(|| fs::read(&log).is_ok_and(|l| l.ends_with(b" F line\n"))).await;
     io.close();
     until(|| fs::read(&log).is_ok_and(|l| l.ends_with(b" F prompt\n"))).await;
     child.signal(nix::libc::SIGKILL).unwrap();
-    ended(&mut child).await;
+    ended(&child).await;
 }
 
 #[tokio::test]

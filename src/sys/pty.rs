@@ -88,12 +88,16 @@ mod tests {
         send(&theirs, &[pty.master.as_raw_fd()]);
         let master = receive_descriptor(&ours).unwrap();
         set_window(&master, 132, 43).unwrap();
-        let mut seen: libc::winsize = unsafe { std::mem::zeroed() };
+        let mut seen = libc::winsize {
+            ws_row: 0,
+            ws_col: 0,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
         let slave = pty.slave.as_raw_fd();
-        assert_eq!(
-            unsafe { libc::ioctl(slave, libc::TIOCGWINSZ, &mut seen) },
-            0
-        );
+        // SAFETY: TIOCGWINSZ writes one winsize.
+        let done = unsafe { libc::ioctl(slave, libc::TIOCGWINSZ, &raw mut seen) };
+        assert_eq!(done, 0);
         assert_eq!((seen.ws_col, seen.ws_row), (132, 43));
     }
 
