@@ -178,7 +178,7 @@ async fn settle(host: &Host, left: &Left) -> Result<()> {
             remove::pod(&host.of_namespace(namespace)?, &found, false, Parked::Stays).await
         }
         Left::Parked(parked) => parked::undo(host, parked).await,
-        Left::Network(owed) => owed::hurry(host, owed).await,
+        Left::Network(owed) => owed::try_once(host, owed).await,
         Left::Record(record) => gc::clear(&host.config, record),
         Left::Netns { path, .. } => netns::unpin(path),
         // It may have gone with what it led to.

@@ -332,7 +332,7 @@ async fn collect(host: &Host, dry_run: bool) -> Result<u8, Failure> {
         let what = format!("network of pod {}, which is gone", owed::label(&owed));
         if dry_run {
             output::line(format!("would undo: {what}"));
-        } else if let Err(e) = owed::hurry(host, &owed).await {
+        } else if let Err(e) = owed::try_once(host, &owed).await {
             failed = true;
             output::complain(format!("not undone: {what}: {e}"));
         } else {

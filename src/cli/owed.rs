@@ -48,7 +48,12 @@ pub fn find(host: &Host, target: &str) -> Result<Option<OwedNetwork>, Failure> {
     Ok(all.pop())
 }
 
-/// One try of its DEL, now.
+/// One try of its DEL, now; Busy when somebody else is at it.
+pub async fn try_once(host: &Host, owed: &OwedNetwork) -> Result<()> {
+    gc::settle(&host.config, host.reaper().await?, &owed.record).await
+}
+
+/// One try of its DEL, as soon as nobody else is at it.
 pub async fn hurry(host: &Host, owed: &OwedNetwork) -> Result<()> {
     let end = Instant::now() + host.config.del_timeout();
     loop {
@@ -56,7 +61,7 @@ pub async fn hurry(host: &Host, owed: &OwedNetwork) -> Result<()> {
         while owed.record.is_busy() && Instant::now() < end {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
-        let tried = gc::settle(&host.config, host.reaper().await?, &owed.record).await;
+        let tried = try_once(host, owed).await;
         // Its keeper, or somebody else, was quicker.
         if !owed.record.owes_del() {
             return Ok(());
