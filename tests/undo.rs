@@ -38,7 +38,8 @@ mod trace;
 fn each_row_of_the_undo_table_is_shown_by_tests_that_exist() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(root.join("docs/retry.md")).unwrap();
-    let table = text.split("| item | what is promised | shown by |").nth(1);
+    let table = text.split("\n## Undo\n").nth(1);
+    let table = table.and_then(|t| t.split("| item | what is promised | shown by |").nth(1));
     let rows: Vec<&str> = table
         .unwrap()
         .lines()

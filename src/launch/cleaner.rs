@@ -307,10 +307,17 @@ impl Cleaner<'_> {
     pub async fn finish(&self) {
         for _ in 0..LATE_TRIES {
             if !self.config.sandbox_dir(self.namespace, self.id).exists() {
-                return;
+                break;
             }
             let _ = self.rescue(LATE_LIMIT).await;
         }
+    }
+
+    /// A parked network whose supervisor was killed has nobody else to keep it for its time. What cannot be undone then
+    /// is on record, for `podvisor gc` and the next supervisor on the node.
+    pub async fn keep_network(&self) {
+        let (config, reaper) = (self.config, &self.reaper);
+        let _ = pod::keep_abandoned(config, reaper, self.namespace, self.id).await;
     }
 }
 

@@ -160,6 +160,7 @@ fn work(config: &Config, flags: &Flags, pipe: OwnedFd) {
         for path in &sockets {
             let _ = socket::remove_dead(path);
         }
+        cleaner.keep_network().await;
     });
     runtime.shutdown_background();
 }

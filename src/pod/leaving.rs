@@ -17,6 +17,9 @@ use crate::error::{Error, Kind, Result};
 use crate::infra::PodFiles;
 use crate::process::Child;
 
+/// What a request hears whose creation is left to its network.
+const SHUT_DOWN: &str = "start sandbox: the pod was shut down";
+
 /// How often a keeper looks whether somebody has taken the network over.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -88,8 +91,10 @@ impl Pod {
         {
             let mut inner = self.lock();
             inner.phase = Phase::Ending;
-            inner.left = Some(job);
+            inner.left = Some(job.clone());
         }
+        // Whoever still waits is told now: the plugin may take minutes, and the socket goes with this request.
+        job.fail(Kind::Cancelled, SHUT_DOWN);
         if let Err(error) = self.network_record().set_keeper() {
             tracing::warn!(%error, "not marked as the network's keeper");
         }
@@ -103,7 +108,7 @@ impl Pod {
     /// The end of a creation whose pod is gone already.
     pub(super) async fn finish_left(&self, job: &Job, built: Result<Child>) {
         self.count_created("cancelled");
-        job.fail(Kind::Cancelled, "start sandbox: the pod was shut down");
+        job.fail(Kind::Cancelled, SHUT_DOWN);
         if !job.is_cancelled() && self.park_network(true).await {
             return;
         }

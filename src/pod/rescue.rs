@@ -37,6 +37,9 @@ const KILL_LIMIT: Duration = Duration::from_secs(5);
 /// How long a plugin's process may take to end after SIGKILL.
 const PLUGIN_LIMIT: Duration = Duration::from_secs(5);
 
+/// How often it is looked whether an abandoned network is somebody's.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// What becomes of a network that is parked by its pod's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parked {
@@ -258,6 +261,34 @@ fn is_kept(network: &NetworkRecord) -> bool {
         && network
             .holder()
             .is_some_and(|h| h.is_kept() || (h.keeper && h.is_alive()))
+}
+
+/// Stays for a parked network that nobody keeps any more, until it is taken over or its time is over; then undoes it.
+///
+/// # Errors
+/// Those of [`gc::settle`]: the DEL stays owed.
+pub async fn keep_abandoned(
+    config: &Config,
+    reaper: &Reaper,
+    namespace: &str,
+    id: &str,
+) -> Result<()> {
+    let record = NetworkRecord::find(config, namespace, id);
+    let abandoned = || {
+        let holder = record.holder().filter(|_| record.is_mine());
+        holder.is_some_and(|h| h.is_parked() && !h.is_alive())
+    };
+    if !abandoned() {
+        return Ok(());
+    }
+    while abandoned() && is_kept(&record) {
+        tokio::time::sleep(LOOK).await;
+    }
+    match abandoned() && record.owes_del() {
+        true => gc::settle(config, reaper, &record).await,
+        // Another sandbox of the pod has it, or somebody has undone it.
+        false => Ok(()),
+    }
 }
 
 fn refuse_supervised(record: &Record) -> Result<()> {

@@ -176,6 +176,10 @@ fn live(cell: &Cell<'_>, moment: &Moment, victim: Victim) -> String {
             if held {
                 wait_for(cell, moment.point);
                 kill(cell, victim, command.pid());
+                if victim == Victim::Command && moment.name == "StartSandbox, infra process" {
+                    // The last thing to do: a supervisor that has not seen its caller go would think the pod given.
+                    caller_has_left(cell);
+                }
                 cell.rules("");
             }
             match (victim, command.end()) {
@@ -213,6 +217,15 @@ fn delete_aside(cell: &Cell<'_>, moment: &Moment, victim: Victim, held: bool) ->
             _ => "fails",
         }
     })
+}
+
+fn caller_has_left(cell: &Cell<'_>) {
+    eventually(BOUND, "the caller's end is seen", || {
+        let shown = cell.podvisor(&["inspect", "web"]).stdout;
+        let pods: serde_json::Value = serde_json::from_str(&shown).ok()?;
+        let waiters = &pods[0]["status"]["live"]["info"]["info"]["podvisor"]["waiters"];
+        (waiters.as_u64() == Some(0)).then_some(())
+    });
 }
 
 fn wait_for(cell: &Cell<'_>, point: &str) {

@@ -445,7 +445,7 @@ fn crio_43_stop_and_remove_can_be_repeated_and_know_no_unknown_pod() {
 fn crio_44_a_pod_that_is_parked_rolling_back_or_failed_can_be_stopped_and_removed() {
     on_a_machine(
         "checklist_ends::crio_44_a_pod_that_is_parked_rolling_back_or_failed_can_be_stopped_and_removed",
-        "",
+        kit::UNDO_ON_SHUTDOWN,
         |machine| {
             for (n, state) in ["parked", "rolling_back", "not_ready", "creating"]
                 .iter()
@@ -494,6 +494,7 @@ fn crio_44_who_waits_for_a_pod_that_is_removed_is_told() {
         "checklist_ends::crio_44_who_waits_for_a_pod_that_is_removed_is_told",
         "",
         |machine| {
+            // The network stays with a keeper, whose plugin is still at work.
             let pod = machine.timed_out("p1", Delay::Plugin);
             let waiters: Vec<_> = (0..3).map(|_| pod.start_aside(BOUND)).collect();
             until_waiters(&pod, 3);
@@ -502,6 +503,9 @@ fn crio_44_who_waits_for_a_pod_that_is_removed_is_told() {
                 let told = waiter.join().unwrap().unwrap_err();
                 assert_eq!(told.kind(), Kind::Cancelled, "{told}");
             }
+            machine.chains(1, 0);
+            machine.let_go(Delay::Plugin);
+            machine.is_clean();
             machine.chains(1, 1);
         },
     );

@@ -374,7 +374,7 @@ fn fl_009_the_latest_pod_is_that_of_the_highest_attempt() {
 fn fl_053_a_delete_that_took_too_long_ends_clean_without_anybody() {
     on_a_machine(
         "field::fl_053_a_delete_that_took_too_long_ends_clean_without_anybody",
-        "",
+        kit::UNDO_ON_SHUTDOWN,
         |machine| {
             let gate = PathBuf::from("/run/del-gate");
             machine.plugin.on("DEL", &[Act::WaitFor(gate.clone())]);

@@ -49,11 +49,14 @@ pub struct Machine {
     gate: PathBuf,
 }
 
+/// One of the settings: a shutdown undoes everything, the network too (`tests/handover.rs` is about what it leaves else).
+pub const UNDO_ON_SHUTDOWN: &str = "park_network_on_shutdown = false\n";
+
 /// Runs `body` on a machine with these further settings, and looks for what it has left.
 pub fn on_a_machine(name: &str, settings: &str, body: impl FnOnce(&Machine)) {
     sandboxed(name, || {
         rig::settings(&format!(
-            "{settings}\n[parking]\ninterval = {}\n",
+            "[parking]\ninterval = {}\n{settings}\n",
             INTERVAL.as_secs_f64()
         ));
         let real = cni::real_plugins().unwrap().join("bridge");
