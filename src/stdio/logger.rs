@@ -6,6 +6,7 @@
 //! before it is signalled, and that none is left behind.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -52,8 +53,10 @@ impl Logger {
         own(&stdout, request)?;
         own(&stderr, request)?;
         let mut command = Command::new(&target.path);
+        // A group of its own: a script's children are ended with it.
         command
             .args(&target.args)
+            .process_group(0)
             .env_clear()
             .env("CONTAINER_ID", &request.container)
             .env("CONTAINER_NAMESPACE", &request.namespace)
@@ -92,7 +95,7 @@ impl Logger {
                 ),
             ),
         };
-        let _ = logger.child.signal(libc::SIGKILL);
+        let _ = logger.child.signal_group(libc::SIGKILL);
         Err(fault)
     }
 
@@ -112,7 +115,7 @@ impl Logger {
             (libc::SIGKILL, KILL_GRACE),
         ] {
             if signal != 0 {
-                let _ = child.signal(signal);
+                let _ = child.signal_group(signal);
             }
             if timeout(grace, child.wait()).await.is_ok() {
                 return;

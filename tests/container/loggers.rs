@@ -63,7 +63,11 @@ fn a_logger_that_fails_fails_the_create_and_leaves_nothing() {
             let before = own_fds();
             for (scheme, script, part) in [
                 ("binary-v2", "exit 1", "without saying that it is ready"),
-                ("binary-v2", "exec 5>&-; sleep 1000", "without saying"),
+                (
+                    "binary-v2",
+                    "sleep 1000 5>&- & exec 5>&-; wait",
+                    "without saying",
+                ),
                 ("binary", "", ""),
             ] {
                 let (path, _) = logger(&kit, script);
