@@ -4,13 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value, json};
 
-use crate::client;
 use crate::clock;
 use crate::error::{Error, Kind, Result};
 use crate::pod::gc::{OwedNetwork, ParkedNetwork};
 use crate::pod::history::{Event, Moment};
 use crate::pod::record::{Found, Record, Stage};
-use crate::proto::sandbox::sandbox::SandboxStatusRequest;
 
 use super::failure::Failure;
 use super::host::Host;
@@ -188,17 +186,7 @@ async fn status(record: &Record) -> Value {
 }
 
 async fn ask(record: &Record) -> Result<Value> {
-    let client = supervisor::connect(record).await?;
-    let request = SandboxStatusRequest {
-        sandbox_id: record.id.clone(),
-        verbose: true,
-        ..Default::default()
-    };
-    let answer = client
-        .sandbox()
-        .sandbox_status(client::context(Some(LIMIT)), &request)
-        .await
-        .map_err(|e| client::from_ttrpc("ask for the pod's status", e))?;
+    let answer = supervisor::status(record, LIMIT).await?;
     // The values of `info` are JSON documents in strings: show them as what they are.
     let info: Map<String, Value> = answer
         .info

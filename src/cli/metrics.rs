@@ -7,13 +7,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::client;
 use crate::error::Result;
 use crate::network::{self, BOUNDS_MS, Histogram};
 use crate::pod::gc;
 use crate::pod::history::Activity;
 use crate::pod::record::{self, Found, Record};
-use crate::proto::sandbox::sandbox::SandboxStatusRequest;
 use crate::tally::{self, Counters};
 
 use super::failure::Failure;
@@ -106,17 +104,7 @@ fn is_awaited(record: &Record) -> bool {
 }
 
 async fn waiters(record: &Record) -> Result<u64> {
-    let client = supervisor::connect(record).await?;
-    let request = SandboxStatusRequest {
-        sandbox_id: record.id.clone(),
-        verbose: true,
-        ..Default::default()
-    };
-    let answer = client
-        .sandbox()
-        .sandbox_status(client::context(Some(LIMIT)), &request)
-        .await
-        .map_err(|e| client::from_ttrpc("ask for the pod's status", e))?;
+    let answer = supervisor::status(record, LIMIT).await?;
     let info = answer.info.get("info").map_or("", String::as_str);
     let info: serde_json::Value = serde_json::from_str(info).unwrap_or_default();
     Ok(info["podvisor"]["waiters"].as_u64().unwrap_or(0))

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::clock;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::pod::gc::{self, OwedNetwork};
 
 use super::failure::Failure;
 use super::host::Host;
-use super::output;
 use super::supervisor::short;
+use super::{output, select};
 
 /// Between looks at a network that another process is at.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -37,13 +37,7 @@ pub fn find(host: &Host, target: &str) -> Result<Option<OwedNetwork>, Failure> {
     all.retain(|o| !target.is_empty() && o.id.starts_with(target));
     if all.len() > 1 {
         let names: Vec<&str> = all.iter().map(|o| o.id.as_str()).collect();
-        return Err(Failure::no_such(
-            Kind::Invalid,
-            format!(
-                "find pod {target:?}: it could be {}; write more of it",
-                names.join(" or ")
-            ),
-        ));
+        return Err(select::ambiguous(target, &names));
     }
     Ok(all.pop())
 }

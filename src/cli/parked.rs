@@ -10,8 +10,8 @@ use crate::pod::gc::{self, ParkedNetwork};
 
 use super::failure::Failure;
 use super::host::Host;
-use super::output;
 use super::supervisor::short;
+use super::{output, select};
 
 /// What a keeper may take on top of one DEL.
 const KEEPER_MARGIN: Duration = Duration::from_secs(10);
@@ -34,13 +34,7 @@ pub fn find(host: &Host, target: &str) -> Result<Option<ParkedNetwork>, Failure>
     });
     if all.len() > 1 {
         let ids: Vec<&str> = all.iter().map(|p| p.holder.sandbox_id.as_str()).collect();
-        return Err(Failure::no_such(
-            Kind::Invalid,
-            format!(
-                "find pod {target:?}: it could be {}; write more of it",
-                ids.join(" or ")
-            ),
-        ));
+        return Err(select::ambiguous(target, &ids));
     }
     Ok(all.pop())
 }

@@ -3,6 +3,7 @@
 //! Promises that a full name or id always wins over a beginning, and that nothing is ever guessed: what fits twice is an
 //! error that lists what it fits. A pod's name is never shortened: `rm -f web`, typed twice, must not remove `web2`.
 
+use std::borrow::Borrow;
 use std::fs;
 use std::path::Path;
 
@@ -38,15 +39,20 @@ pub fn pod(host: &Host, target: &str) -> Result<Found, Failure> {
         [only] => all.into_iter().nth(only).ok_or_else(|| unknown(target)),
         _ => {
             let list: Vec<String> = fits.iter().filter_map(|&i| all.get(i)).map(show).collect();
-            Err(Failure::no_such(
-                Kind::Invalid,
-                format!(
-                    "find pod {target:?}: it could be {}; write more of it",
-                    list.join(" or ")
-                ),
-            ))
+            Err(ambiguous(target, &list))
         }
     }
+}
+
+/// What is told of a name, or the beginning of an id, that several pods have.
+pub fn ambiguous<S: Borrow<str>>(target: &str, fits: &[S]) -> Failure {
+    Failure::no_such(
+        Kind::Invalid,
+        format!(
+            "find pod {target:?}: it could be {}; write more of it",
+            fits.join(" or ")
+        ),
+    )
 }
 
 /// Of several tries of one and the same pod the one with the highest attempt, whatever the clocks said: that is what a

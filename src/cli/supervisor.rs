@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::client::Client;
+use crate::client::{self, Client};
 use crate::error::{Context, Error, Kind, Result};
 use crate::pod::record::{self, Record};
+use crate::proto::sandbox::sandbox::{SandboxStatusRequest, SandboxStatusResponse};
 
 use super::host::Host;
 
@@ -137,6 +138,21 @@ pub async fn connect(record: &Record) -> Result<Client> {
     Client::connect(&record.address)
         .await
         .map_err(|e| e.within(format!("reach the supervisor of pod {}", label(record))))
+}
+
+/// What the pod's supervisor says of it, with everything it knows.
+pub async fn status(record: &Record, limit: Duration) -> Result<SandboxStatusResponse> {
+    let request = SandboxStatusRequest {
+        sandbox_id: record.id.clone(),
+        verbose: true,
+        ..Default::default()
+    };
+    connect(record)
+        .await?
+        .sandbox()
+        .sandbox_status(client::context(Some(limit)), &request)
+        .await
+        .map_err(|e| client::from_ttrpc("ask for the pod's status", e))
 }
 
 /// How a pod is called in messages: its name, else the short id.

@@ -9,11 +9,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use podvisor::cgroup::{Group, Layout};
-use podvisor::error::Kind;
+use podvisor::error::{Kind, Result};
 use podvisor::network::{Holder, NetworkRecord, netns};
 use podvisor::pod::gc::{self, Left};
 use podvisor::pod::record::{self, Effect, FILE, Record, State};
-use podvisor::pod::{Parked, journal, rescue};
+use podvisor::pod::{Deleted, Parked, journal, rescue};
 use podvisor::process::Identity;
 
 use crate::kit::{Kit, POD, on_its_own, request};
@@ -263,19 +263,16 @@ fn set_up(row: &str, left: &mut Remains<'_>) -> Option<(Identity, bool)> {
     None
 }
 
+/// What `delete` does where there is nobody to ask.
+async fn from_the_journal(kit: &Kit) -> Result<Deleted> {
+    let (limit, parked) = (Duration::from_secs(5), Parked::Stays);
+    rescue(&kit.config, &kit.reaper, SPACE, POD, limit, parked).await
+}
+
 /// `delete` and `rm -f`: what they come down to without the supervisor.
 async fn by_delete(kit: &Kit) -> &'static str {
     let there = kit.config.sandbox_dir(SPACE, POD).exists() || owes(kit);
-    match rescue(
-        &kit.config,
-        &kit.reaper,
-        SPACE,
-        POD,
-        Duration::from_secs(5),
-        Parked::Stays,
-    )
-    .await
-    {
+    match from_the_journal(kit).await {
         Ok(_) if there => "undone",
         Ok(_) => "nothing",
         Err(e) if matches!(e.kind(), Kind::Busy | Kind::Denied) => "refused",
@@ -294,10 +291,7 @@ async fn by_gc(kit: &Kit) -> &'static str {
         match left {
             Left::Pod(_) | Left::Directory { kept: None, .. } => {
                 did = "undone";
-                let limit = Duration::from_secs(5);
-                rescue(&kit.config, &kit.reaper, SPACE, POD, limit, Parked::Stays)
-                    .await
-                    .unwrap();
+                from_the_journal(kit).await.unwrap();
             }
             Left::Directory { kept: Some(_), .. } | Left::Parked(_) => did = "left alone",
             Left::Network(owed) => {
@@ -407,16 +401,7 @@ async fn clean(left: &Remains<'_>, process: Option<(Identity, bool)>) {
         }
     }
     let kit = left.kit;
-    rescue(
-        &kit.config,
-        &kit.reaper,
-        SPACE,
-        POD,
-        Duration::from_secs(5),
-        Parked::Stays,
-    )
-    .await
-    .unwrap();
+    from_the_journal(kit).await.unwrap();
 }
 
 /// All 243 mixtures of effects, intents with and without what they intend, in this boot and in another.
@@ -452,16 +437,9 @@ fn every_mixture_of_effects_is_undone_in_this_boot_and_in_another() {
                 left.write();
                 let dels = kit.plugin.count("DEL");
                 let owed = usize::from(owes(kit));
-                rescue(
-                    &kit.config,
-                    &kit.reaper,
-                    SPACE,
-                    POD,
-                    Duration::from_secs(5),
-                    Parked::Stays,
-                )
-                .await
-                .unwrap_or_else(|e| panic!("{text}: {e}"));
+                from_the_journal(kit)
+                    .await
+                    .unwrap_or_else(|e| panic!("{text}: {e}"));
                 assert_eq!(kit.plugin.count("DEL") - dels, owed, "{text}");
                 if let Some(infra) = left.infra {
                     if *left.effect("infra") == Effect::None {
@@ -501,30 +479,12 @@ fn a_journal_cut_at_every_length_is_told_and_undone() {
                     left.make("files");
                     left.make("cgroup");
                     left.make("netns");
-                    rescue(
-                        &kit.config,
-                        &kit.reaper,
-                        SPACE,
-                        POD,
-                        Duration::from_secs(5),
-                        Parked::Stays,
-                    )
-                    .await
-                    .unwrap();
+                    from_the_journal(kit).await.unwrap();
                     left.assert_gone(&format!("cut at {length}"));
                 }
             }
             println!("{} lengths", whole.len());
-            rescue(
-                &kit.config,
-                &kit.reaper,
-                SPACE,
-                POD,
-                Duration::from_secs(5),
-                Parked::Stays,
-            )
-            .await
-            .unwrap();
+            from_the_journal(kit).await.unwrap();
         },
     );
 }
