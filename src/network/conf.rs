@@ -54,6 +54,11 @@ pub(super) fn parse(path: &Path, bytes: Vec<u8>) -> Result<NetworkConf> {
     build(path, bytes, top).map_err(|e| e.within(at(path)))
 }
 
+/// A list that is no file of its own: `from` says in errors where it came from.
+pub fn inlined(from: &Path, list: &Value) -> Result<NetworkConf> {
+    parse(from, list.to_string().into_bytes())
+}
+
 /// The same for a file in the configuration directory: plugins of `<directory>/<network>/*.conf` come after those in
 /// the list, unless it says `loadOnlyInlinedPlugins` (CNI 1.1). The bytes hold them all then.
 pub(super) fn load(path: &Path, mut bytes: Vec<u8>) -> Result<NetworkConf, Bad> {

@@ -143,7 +143,7 @@ fn without_directory(config: &Config) -> impl Iterator<Item = OwedNetwork> {
         .filter(|(namespace, id, record)| {
             !record
                 .holder()
-                .is_some_and(|h| h.is_kept() || (h.keeper && h.is_alive()))
+                .is_some_and(|h| h.is_kept() || h.is_used() || (h.keeper && h.is_alive()))
                 && !has_directory(config, namespace, id)
                 && !is_listed(config, record)
         })
@@ -233,6 +233,11 @@ pub async fn settle(config: &Config, reaper: &Reaper, record: &NetworkRecord) ->
             ),
         ));
     }
+    settle_own(config, reaper, record).await
+}
+
+/// [`settle`] by the one who has it.
+pub async fn settle_own(config: &Config, reaper: &Reaper, record: &NetworkRecord) -> Result<()> {
     if !record.withdraw(config).await? {
         // Another supervisor of the pod was quicker.
         return Ok(());
@@ -355,7 +360,7 @@ fn dangling(config: &Config) -> Vec<PathBuf> {
 }
 
 /// A process that is in the netns pinned at `path`.
-fn user_of(path: &Path) -> Option<i32> {
+pub fn user_of(path: &Path) -> Option<i32> {
     let pin = fs::metadata(path).ok().filter(|_| netns::is_pinned(path))?;
     names(Path::new("/proc")).into_iter().find_map(|name| {
         let pid: i32 = name.to_str()?.parse().ok()?;

@@ -11,7 +11,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
-use nix::mount::MsFlags;
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, umount2};
 
 // From <linux/mount.h>; libc does not have all of them.
 const FSOPEN_CLOEXEC: u32 = 1;
@@ -137,6 +138,69 @@ impl Detached {
         } else {
             Ok(())
         }
+    }
+}
+
+/// Puts a copy of the mount at `source` in the place of the mount at `target`.
+///
+/// Since Linux 6.5 at one stroke: beneath the old one, which then goes. Before that `target` has no mount for an instant,
+/// and stays without one when the second half fails.
+///
+/// # Errors
+/// Those of umount(2) and mount(2).
+pub fn replace_bind(source: &Path, target: &Path) -> io::Result<()> {
+    if beneath(source, target).is_ok() {
+        return Ok(umount2(target, OFF)?);
+    }
+    umount2(target, OFF)?;
+    nix::mount::mount(
+        Some(source),
+        target,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )?;
+    Ok(())
+}
+
+/// Takes the mount at `target` away; none there is done.
+///
+/// # Errors
+/// Those of umount(2).
+pub fn unbind(target: &Path) -> io::Result<()> {
+    match umount2(target, OFF) {
+        Err(Errno::EINVAL | Errno::ENOENT) | Ok(()) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+const OFF: MntFlags = MntFlags::MNT_DETACH.union(MntFlags::UMOUNT_NOFOLLOW);
+
+/// A copy of the mount at `source` under the one at `target`.
+fn beneath(source: &Path, target: &Path) -> io::Result<()> {
+    const MOVE_MOUNT_BENEATH: u32 = 0x200;
+    let source = CString::new(source.as_os_str().as_bytes())?;
+    let target = CString::new(target.as_os_str().as_bytes())?;
+    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC;
+    // SAFETY: the string is NUL-terminated and lives through the call.
+    let tree =
+        unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, source.as_ptr(), flags) };
+    let tree = owned(tree)?;
+    // SAFETY: both strings are NUL-terminated and live through the call; the descriptor is ours.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_move_mount,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_FDCWD,
+            target.as_ptr(),
+            MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_BENEATH,
+        )
+    };
+    if done < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
     }
 }
 
