@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::handover::lock_blocking;
-use super::{Holder, NetworkRecord, Parking, PodKey};
+use super::{Holder, NetworkRecord, Parking, PodKey, disk};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -23,6 +23,9 @@ use crate::process::Identity;
 
 /// Where the networks of daemons' pods are kept, in the place of a containerd namespace; none can be called so.
 pub const NAMESPACE: &str = "cni";
+
+/// In the directory of a job, `<runtime_root>/cni/<place>`.
+pub const STAGE: &str = "stage";
 
 /// That an attempt of a daemon's pod has the network; its id is the holder's sandbox id.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -51,6 +54,24 @@ pub enum Taking {
     Working(NetworkRecord, Box<Holder>),
     /// It is this attempt's now.
     Taken(Box<Taken>),
+}
+
+/// What the job that makes or keeps a network is doing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stage {
+    /// Its name.
+    pub name: String,
+    /// Unix nanoseconds.
+    pub since: u64,
+    /// Of the job.
+    pub pid: u32,
+}
+
+/// What the job at a place is doing; None where none has said so.
+pub fn stage_at(config: &Config, place: &str) -> Option<Stage> {
+    let path = config.runtime_root.join(NAMESPACE).join(place).join(STAGE);
+    serde_json::from_slice(&disk::read(&path).ok()?).ok()
 }
 
 /// A network that was taken.

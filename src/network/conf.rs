@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::{disk, version};
+use super::{disk, version, wrap};
 use crate::error::{Error, Kind, Result};
 
 /// A loaded configuration list. The bytes are kept, so that DEL uses the configuration of its ADD; a single-plugin
@@ -78,10 +78,21 @@ pub(super) fn load(path: &Path, mut bytes: Vec<u8>) -> Result<NetworkConf, Bad> 
             bytes = Value::Object(top.clone()).to_string().into_bytes();
         }
     }
+    if let Some(Value::Array(plugins)) = top.get_mut("plugins")
+        && plugins.iter().any(|p| wrap::inner(p).is_some())
+    {
+        // A pod of ours keeps its network itself and needs nobody in front of it.
+        *plugins = plugins.iter().flat_map(expanded).collect();
+        bytes = Value::Object(top.clone()).to_string().into_bytes();
+    }
     build(path, bytes, top).map_err(|e| Bad {
         error: e.within(at(path)),
         unfinished: false,
     })
+}
+
+fn expanded(plugin: &Value) -> Vec<Value> {
+    wrap::inner(plugin).map_or_else(|| vec![plugin.clone()], <[Value]>::to_vec)
 }
 
 /// The plugins in a network's own directory, by file name.

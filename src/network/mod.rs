@@ -38,6 +38,7 @@ mod verbs;
 mod version;
 mod versions;
 mod wishes;
+mod wrap;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -47,7 +48,8 @@ use serde_json::{Map, Value};
 
 pub use asked::asked;
 pub use claim::{
-    Claim, NAMESPACE as DAEMONS, Taken, Taking, deliver, end_claim, held, of_daemons, release, take,
+    Claim, NAMESPACE as DAEMONS, STAGE, Stage, Taken, Taking, deliver, end_claim, held, of_daemons,
+    release, stage_at, take,
 };
 pub use cni::{add, del};
 pub use conf::{NetworkConf, inlined};
@@ -64,6 +66,7 @@ pub use through::{Through, pass};
 pub use verbs::{Asked, Checked, check, status};
 pub use versions::versions;
 pub use wishes::wishes;
+pub use wrap::{PLUGIN, agent_note, unwrap, wrap};
 
 use crate::error::{Error, Kind, Result};
 

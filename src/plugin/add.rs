@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 
-use super::door::{Wait, Word, stage_at};
+use super::door::{Wait, Word};
 use super::job::{self, Task};
 use super::request::Request;
 use super::{note, passing, print, seen};
@@ -12,7 +12,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
-use crate::network::{self, Claim, Holder, Taken, Taking, Through, converted};
+use crate::network::{self, Claim, Holder, Taken, Taking, Through, converted, stage_at};
 use crate::pod::gc;
 use crate::process::Identity;
 use crate::sys;
@@ -22,6 +22,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// When the daemon's log is first told that one waits; doubled from line to line.
 const FIRST_LINE: Duration = Duration::from_secs(1);
+
+/// Jobs that one attempt may begin.
+const MAX_JOBS: u32 = 8;
 
 /// Jobs that may die under one attempt.
 const MAX_DEATHS: u32 = 3;
@@ -54,7 +57,7 @@ fn get(config: &Config, request: &Request) -> Result<Taken> {
         .ok_or_else(|| Error::new(Kind::Invalid, "the daemon tells no pod"))?;
     let wanted = wanted(request);
     let mut patience = Patience::new(config, request);
-    let mut deaths = 0;
+    let (mut deaths, mut begun) = (0, 0);
     loop {
         let taking = network::take(
             config,
@@ -62,7 +65,7 @@ fn get(config: &Config, request: &Request) -> Result<Taken> {
             &wanted,
             |holder| is_abandoned(holder),
             |record| seen::note(config, request, record.place()),
-            |pin| bind(request, pin),
+            |pin| bind(config, request, pin),
         )?;
         let (mut wait, place) = match taking {
             Taking::Taken(taken) => return Ok(*taken),
@@ -75,6 +78,15 @@ fn get(config: &Config, request: &Request) -> Result<Taken> {
                 }
             },
             Taking::Nothing => {
+                begun += 1;
+                if begun > MAX_JOBS {
+                    return Err(Error::new(
+                        Kind::Busy,
+                        format!(
+                            "{MAX_JOBS} networks were made and none of them was there to be taken: attempts of this pod ask for different ones; try again"
+                        ),
+                    ));
+                }
                 let line = job::start(config, &request.pod_name(), &Task::Make(request))?;
                 (Wait::on(line), String::new())
             }
@@ -97,6 +109,8 @@ fn get(config: &Config, request: &Request) -> Result<Taken> {
             }
         };
         match word {
+            // A job that keeps it while somebody else is at it just now.
+            Word::Look if !place.is_empty() => std::thread::sleep(PAUSE),
             Word::Look => {}
             // Of a network that another attempt did not want.
             Word::Done => std::thread::sleep(PAUSE),
@@ -168,7 +182,17 @@ fn is_abandoned(holder: &Holder) -> bool {
     caller.is_none_or(|caller| !caller.is_alive()) && gc::user_of(&holder.netns).is_none()
 }
 
-fn bind(request: &Request, pin: &std::path::Path) -> Result<()> {
+fn bind(config: &Config, request: &Request, pin: &std::path::Path) -> Result<()> {
+    if passing::is_ours(config, &request.netns) {
+        return Err(Error::new(
+            Kind::State,
+            format!(
+                "bind {} over {}: another network of this pod was put there meanwhile; wrap one of a pod's networks only",
+                pin.display(),
+                request.netns.display()
+            ),
+        ));
+    }
     sys::mount::replace_bind(pin, &request.netns).map_err(|e| {
         Error::io(
             format!("bind {} over {}", pin.display(), request.netns.display()),

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use super::door::stage_at;
 use super::request::Request;
 use super::{block_on, del, note, passing, seen};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::network::{self, Asked, Through, Valid};
+use crate::network::{self, Asked, Through, Valid, stage_at};
 use crate::process::Reaper;
 
 /// A job older than this is worth a word when somebody asks for the network's state.

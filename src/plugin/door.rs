@@ -17,6 +17,7 @@ use super::seen::root;
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
+use crate::network::{STAGE, Stage};
 use crate::sys::dir::make_private;
 
 /// What a job says of itself.
@@ -40,17 +41,6 @@ impl Word {
             _ => Self::Failed(error.to_string()),
         }
     }
-}
-
-/// What a job is doing.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct Stage {
-    pub(super) name: String,
-    /// Unix nanoseconds.
-    pub(super) since: u64,
-    /// Of the job.
-    pub(super) pid: u32,
 }
 
 /// The job's side.
@@ -103,7 +93,7 @@ impl Door {
         let written = serde_json::to_vec(&stage)
             .map_err(io::Error::other)
             .and_then(|text| fs::write(&temp, text))
-            .and_then(|()| fs::rename(&temp, self.dir.join("stage")));
+            .and_then(|()| fs::rename(&temp, self.dir.join(STAGE)));
         written.unwrap_or_else(|error| tracing::debug!(%error, "stage not written"));
     }
 
@@ -194,12 +184,6 @@ impl Wait {
     }
 }
 
-/// What the job at a place is doing.
-pub(super) fn stage_at(config: &Config, place: &str) -> Option<Stage> {
-    let text = fs::read(root(config).join(place).join("stage")).ok()?;
-    serde_json::from_slice(&text).ok()
-}
-
 /// Removes what stands at a place.
 pub(super) fn remove(dir: &Path) {
     if !dir.as_os_str().is_empty() {
@@ -222,7 +206,10 @@ mod tests {
         let mut door = Door::known_to(theirs);
         door.open(&config, "aa").unwrap();
         door.stage("netns");
-        assert_eq!(stage_at(&config, "aa").unwrap().name, "netns");
+        assert_eq!(
+            crate::network::stage_at(&config, "aa").unwrap().name,
+            "netns"
+        );
         let mut starter = Wait::on(ours);
         assert_eq!(starter.word(Duration::ZERO).unwrap(), None);
         let mut other = Wait::at(&config, "aa").unwrap();

@@ -78,8 +78,8 @@ pub(super) fn start(config: &Config, label: &str, task: &Task<'_>) -> Result<Uni
     }
 }
 
-/// Removes what jobs that have died left at places where no network is any more.
-pub fn remove_dead(config: &Config) -> Vec<PathBuf> {
+/// What jobs that have died left at places where no network is any more.
+pub fn dead_doors(config: &Config) -> Vec<PathBuf> {
     let places: HashSet<_> = NetworkRecord::list(config)
         .into_iter()
         .map(|(_, _, record)| record.place().to_owned())
@@ -93,7 +93,6 @@ pub fn remove_dead(config: &Config) -> Vec<PathBuf> {
             dead.push(entry.path());
         }
     }
-    dead.iter().for_each(|dir| door::remove(dir));
     dead
 }
 

@@ -30,9 +30,7 @@ use crate::error::{Context, Error, Kind, Result};
 
 use request::{Request, Verb};
 
-pub use job::remove_dead as remove_dead_doors;
-pub use request::TYPE;
-pub use seen::sweep;
+pub use job::dead_doors;
 
 /// Versions of the CNI specification that are spoken, oldest first.
 pub const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];

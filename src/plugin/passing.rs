@@ -32,6 +32,9 @@ pub(super) fn why(config: &Config, request: &Request) -> Option<&'static str> {
     if !is_bind_mount(netns) {
         return Some("the netns that was given is no bind mount");
     }
+    if is_ours(config, netns) {
+        return Some("another network of this pod is kept, and its netns is there already");
+    }
     if !same(Path::new("/proc/self/ns/mnt"), Path::new("/proc/1/ns/mnt")) {
         return Some("the daemon has a mount namespace of its own");
     }
@@ -49,6 +52,18 @@ pub(super) fn through(config: &Config, request: &Request, verb: Through) -> Resu
         let previous = request.previous.as_ref();
         network::pass(config, &reaper, &request.conf, &attachment, verb, previous).await
     })
+}
+
+/// The netns at this path is one of those that are pinned here.
+pub(super) fn is_ours(config: &Config, path: &Path) -> bool {
+    let Ok(given) = fs::metadata(path) else {
+        return false;
+    };
+    let pins = fs::read_dir(config.runtime_root.join("netns"));
+    let pins = pins.into_iter().flatten().flatten();
+    let of = |pin: fs::DirEntry| fs::metadata(pin.path()).map(|m| (m.dev(), m.ino())).ok();
+    pins.filter_map(of)
+        .any(|pin| pin == (given.dev(), given.ino()))
 }
 
 /// A namespace that is mounted at this path, and not a link into /proc.

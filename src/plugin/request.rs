@@ -11,10 +11,7 @@ use super::VERSIONS;
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::network::{self, Attachment, DAEMONS, Holder, NetworkConf, PodKey};
-
-/// The plugin's own name in configurations.
-pub const TYPE: &str = "podvisor-cni";
+use crate::network::{self, Attachment, DAEMONS, Holder, NetworkConf, PLUGIN as TYPE, PodKey};
 
 /// After this an ADD says by itself at which stage the network is: a daemon that kills the plugin tells nobody. Kubelets
 /// wait for four minutes.

@@ -77,6 +77,8 @@ pub struct ParkedNetwork {
     pub ips: Vec<String>,
     /// Its keeper lives.
     pub kept: bool,
+    /// What the CNI plugin's job is doing, where it is one of those.
+    pub stage: Option<network::Stage>,
     /// The record itself.
     pub record: NetworkRecord,
 }
@@ -86,6 +88,8 @@ impl ParkedNetwork {
     pub fn state(&self) -> &'static str {
         if self.holder.is_parked() {
             "network parked"
+        } else if !self.holder.failed.is_empty() || self.holder.claim.is_some() {
+            "network ending"
         } else {
             "network starting"
         }
@@ -168,6 +172,7 @@ pub fn parked(config: &Config) -> Vec<ParkedNetwork> {
         (here && !has_directory(config, &namespace, &id)).then(|| ParkedNetwork {
             ips: record.read_result().map(|r| r.ips).unwrap_or_default(),
             kept: holder.is_alive(),
+            stage: network::stage_at(config, record.place()),
             holder,
             record,
         })

@@ -1,6 +1,8 @@
 //! A client of containerd's CRI service: the few calls that a kubelet makes about a pod, messages by hand (field numbers
 //! of `runtime.v1`).
 
+#![allow(dead_code, reason = "each test file uses its own part of this module")]
+
 use std::time::Duration;
 
 use crate::support::grpc::{Answer, Connection, Message, Status};
@@ -40,20 +42,29 @@ impl Cri {
         handler: &str,
         annotations: &[(String, String)],
     ) -> Result<String, Status> {
-        let metadata = Message::new()
-            .text(1, name)
-            .text(2, &format!("uid-{name}"))
-            .text(3, "apps");
-        let mut config = Message::new()
-            .message(1, &metadata)
-            .text(2, name)
-            .text(3, "/run/pod-logs");
+        let mut config = config(name);
         for (key, value) in annotations {
             config = config.message(7, &Message::new().text(1, key).text(2, value));
         }
-        config = config.message(8, &Message::new());
-        let request = Message::new().message(1, &config).text(2, handler);
-        self.call("RunPodSandbox", &request).map(|a| a.string(1))
+        self.run_within(&config, handler, BOUND)
+    }
+
+    /// RunPodSandbox with a deadline.
+    pub fn run_within(
+        &mut self,
+        config: &Message,
+        handler: &str,
+        bound: Duration,
+    ) -> Result<String, Status> {
+        let request = Message::new().message(1, config).text(2, handler);
+        let method = format!("{RUNTIME}/RunPodSandbox");
+        self.0.call(&method, &request, bound).map(|a| a.string(1))
+    }
+
+    /// PodSandboxStats: whether there are any.
+    pub fn has_stats(&mut self, id: &str) -> Result<bool, Status> {
+        let answer = self.call("PodSandboxStats", &Message::new().text(1, id))?;
+        Ok(!answer.bytes(1).is_empty())
     }
 
     /// ListPodSandbox.
@@ -94,6 +105,19 @@ impl Cri {
     fn call(&mut self, method: &str, request: &Message) -> Result<Answer, Status> {
         self.0.call(&format!("{RUNTIME}/{method}"), request, BOUND)
     }
+}
+
+/// PodSandboxConfig of a pod in the namespace `apps`.
+pub fn config(name: &str) -> Message {
+    let metadata = Message::new()
+        .text(1, name)
+        .text(2, &format!("uid-{name}"))
+        .text(3, "apps");
+    Message::new()
+        .message(1, &metadata)
+        .text(2, name)
+        .text(3, "/run/pod-logs")
+        .message(8, &Message::new())
 }
 
 /// The fields that PodSandbox and PodSandboxStatus have in common.
