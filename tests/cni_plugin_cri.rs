@@ -48,16 +48,16 @@ impl Node {
         let real = cni::real_plugins()?;
         for entry in fs::read_dir(&real).unwrap().flatten() {
             let to = Path::new(cni::PLUGINS).join(entry.file_name());
-            if entry.path().is_file() && !to.exists() && entry.file_name() != "bridge" {
+            if entry.path().is_file() && !to.exists() {
                 symlink(entry.path(), to).unwrap();
             }
         }
         let plugin = env!("CARGO_BIN_EXE_podvisor-cni");
         symlink(plugin, Path::new(cni::PLUGINS).join("podvisor-cni")).unwrap();
-        let bridge = fake::plugin_before(Path::new(cni::PLUGINS), "bridge", &real.join("bridge"));
+        let bridge = fake::plugin_before(Path::new(cni::PLUGINS), "slow", &real.join("bridge"));
         support::sh("ip link add pvc2 type bridge");
         let plugins = json!({
-            "type": "bridge", "bridge": "pvc2", "isGateway": true, "ipMasq": false,
+            "type": "slow", "bridge": "pvc2", "isGateway": true, "ipMasq": false,
             "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.97.3.0/24"}]]}});
         cni::network("pods", vec![plugins]).portmap().write();
         fs::write(
@@ -115,6 +115,19 @@ impl Node {
     }
 }
 
+/// Stop and remove, again until both succeed, as kubelets do: a daemon may find the shim's connection closed before it has
+/// read the answer to its shutdown.
+fn end(cri: &mut Cri, id: &str) {
+    cri.stop(id).unwrap();
+    eventually(BOUND, "the removal", || match cri.remove(id) {
+        Ok(()) => Some(()),
+        Err(status) => {
+            println!("remove {id}: {status:?}");
+            None
+        }
+    });
+}
+
 fn snapshot() -> support::Snapshot {
     Scope::default()
         .within(Duration::from_secs(30))
@@ -165,8 +178,7 @@ fn all_come_up(peer: &str, handler: &str, count: usize) {
     }
     assert_eq!(addresses.len(), count);
     for id in &ids {
-        cri.stop(id).unwrap();
-        cri.remove(id).unwrap();
+        end(&mut cri, id);
     }
     let ended = |dels| dels == node.calls().1;
     eventually(BOUND, "every DEL", || ended(count).then_some(()));
@@ -244,7 +256,8 @@ fn exec_stats_and_ports_see_the_network_that_was_taken() {
             let before = snapshot();
             node.bridge.on("ADD", &[Act::Sleep(6.0)]);
             let port = Message::new().varint(2, 80).varint(3, 18081);
-            let pod = config("web").message(5, &port);
+            let group = Message::new().text(1, "/kubepods-web");
+            let pod = config("web").message(5, &port).message(8, &group);
             let id = node.come_up("web", "runc", &pod, BOUND).unwrap();
             assert_eq!(node.calls(), (1, 0));
             let mut cri = Cri::of(&node.daemon);
@@ -342,8 +355,7 @@ fn a_daemon_that_is_killed_loses_no_work() {
         node.daemon.start_again();
         let mut cri = Cri::of(&node.daemon);
         for left in cri.list() {
-            cri.stop(&left.id).unwrap();
-            cri.remove(&left.id).unwrap();
+            end(&mut cri, &left.id);
         }
         eventually(BOUND, "both DELs", || {
             (node.calls() == (2, 2)).then_some(())

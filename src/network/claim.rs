@@ -50,6 +50,8 @@ pub struct Claim {
 pub enum Taking {
     /// There is none, or one that has to be undone or taken over first: somebody has to work.
     Nothing,
+    /// It is being given to another attempt at this moment, or comes back from that: look again.
+    Changing,
     /// Somebody works on it.
     Working(NetworkRecord, Box<Holder>),
     /// It is this attempt's now.
@@ -96,10 +98,19 @@ impl Holder {
 
     /// Claimed, and nobody has heard of it: the plugin died before it could say so.
     fn is_unheard(&self) -> bool {
-        let dead = |who: &Option<Identity>| who.is_none_or(|who| !who.is_alive());
+        self.is_untold() && !self.plugin_lives()
+    }
+
+    /// Claimed, and not yet said.
+    fn is_untold(&self) -> bool {
         self.claim
             .as_ref()
-            .is_some_and(|c| !c.ending && !c.delivered && dead(&c.plugin))
+            .is_some_and(|c| !c.ending && !c.delivered)
+    }
+
+    fn plugin_lives(&self) -> bool {
+        let plugin = self.claim.as_ref().and_then(|claim| claim.plugin);
+        plugin.is_some_and(|who| who.is_alive())
     }
 }
 
@@ -136,6 +147,10 @@ pub fn take(
     if let Some(claim) = before.claim.as_ref() {
         if claim.ending {
             return Ok(Taking::Nothing);
+        }
+        // It may come back: its caller may be gone.
+        if before.is_untold() && before.plugin_lives() {
+            return Ok(Taking::Changing);
         }
         let free = before.is_unheard() || abandoned(&before);
         if !free && before.sandbox_id == wanted.sandbox_id {

@@ -58,7 +58,12 @@ fn get(config: &Config, request: &Request) -> Result<Taken> {
     let wanted = wanted(request);
     let mut patience = Patience::new(config, request);
     let (mut deaths, mut begun) = (0, 0);
+    let caller = nix::unistd::getppid();
     loop {
+        if nix::unistd::getppid() != caller {
+            // Whoever has it now could tell nobody.
+            return Err(Error::new(Kind::Gone, "who asked for it has died"));
+        }
         let taking = network::take(
             config,
             &key,
@@ -77,6 +82,11 @@ fn get(config: &Config, request: &Request) -> Result<Taken> {
                     continue;
                 }
             },
+            Taking::Changing => {
+                patience.check("")?;
+                std::thread::sleep(PAUSE);
+                continue;
+            }
             Taking::Nothing => {
                 begun += 1;
                 if begun > MAX_JOBS {
