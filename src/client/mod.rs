@@ -13,6 +13,7 @@ use ttrpc::asynchronous::transport::Socket;
 use ttrpc::{Code, Error as Ttrpc};
 
 use crate::error::{Error, Kind, Result};
+use crate::proto::deadline;
 use crate::proto::events_ttrpc::events_ttrpc::EventsClient;
 use crate::proto::sandbox::sandbox_ttrpc::SandboxClient;
 use crate::proto::task_v3::shim_ttrpc::TaskClient;
@@ -110,12 +111,15 @@ pub fn path_of(address: &str) -> &str {
     address.strip_prefix("unix://").unwrap_or(address)
 }
 
-/// A ttrpc context with a timeout; `None` sends none.
+/// The context of a call that is to be answered within `limit`; it waits [`deadline::GRACE`] longer, so that an answer
+/// which is sent at the last moment still arrives. `None`: however long it takes.
 pub fn context(limit: Option<Duration>) -> ttrpc::context::Context {
-    let nanos = limit.map_or(0, |limit| {
-        i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX).max(1)
-    });
-    ttrpc::context::with_timeout(nanos)
+    deadline::context(limit)
+}
+
+/// The same for a caller who has `whole` and no more: the grace is part of it, half of it at most.
+pub fn context_within(whole: Duration) -> ttrpc::context::Context {
+    context(Some(whole - deadline::GRACE.min(whole / 2)))
 }
 
 /// Runs `call` on a fresh connection, again after "closed": at most 3 tries, 100 ms x i^2 apart.
@@ -196,9 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn a_context_never_asks_for_forever_by_accident() {
-        assert_eq!(context(None).timeout_nano, 0);
-        assert_eq!(context(Some(Duration::ZERO)).timeout_nano, 1);
-        assert_eq!(context(Some(Duration::MAX)).timeout_nano, i64::MAX);
+    fn who_has_no_more_than_a_time_has_the_grace_in_it() {
+        for whole in [700, 1_000, 3_500] {
+            let whole = Duration::from_millis(whole);
+            let sent = context_within(whole);
+            let waits = Duration::from_nanos(sent.timeout_nano.unsigned_abs());
+            let deadline = deadline::of(sent.timeout_nano, &sent.metadata).unwrap();
+            assert!(deadline >= whole / 2 && deadline < waits, "{deadline:?}");
+            assert!(waits <= whole.max(deadline::GRACE * 2), "{waits:?}");
+        }
     }
 }

@@ -132,7 +132,7 @@ impl Cleaner<'_> {
                 // It may be at work on its first request just now; then it stays and answers for itself.
                 let _ = client
                     .task()
-                    .shutdown(client::context(Some(STEP_LIMIT / 3)), &request)
+                    .shutdown(client::context_within(STEP_LIMIT / 3), &request)
                     .await;
             }
         }
@@ -149,7 +149,7 @@ impl Cleaner<'_> {
             let client = Client::connect(&record.address).await?;
             let shut = client
                 .task()
-                .shutdown(client::context(Some(STEP_LIMIT)), &request)
+                .shutdown(client::context_within(STEP_LIMIT), &request)
                 .await;
             return shut
                 .map(|_| deleted)
@@ -162,7 +162,7 @@ impl Cleaner<'_> {
         let client = Client::connect(&record.address).await?;
         let shut = client
             .sandbox()
-            .shutdown_sandbox(client::context(Some(STEP_LIMIT)), &request)
+            .shutdown_sandbox(client::context_within(STEP_LIMIT), &request)
             .await;
         shut.map_err(|e| client::from_ttrpc("shut down the sandbox", e))?;
         Ok(Deleted {
@@ -179,7 +179,7 @@ impl Cleaner<'_> {
     async fn ask_container(&self, address: &str) -> Result<Deleted> {
         let client = Client::connect(address).await?;
         let task = client.task();
-        let limit = || client::context(Some(STEP_LIMIT / 3));
+        let limit = || client::context_within(STEP_LIMIT / 3);
         let id = || self.id.to_owned();
         let kill = KillRequest {
             id: id(),
@@ -278,7 +278,7 @@ impl Cleaner<'_> {
             let client = Client::connect(address).await?;
             let pong = client
                 .sandbox()
-                .ping_sandbox(client::context(Some(STEP_LIMIT)), &request)
+                .ping_sandbox(client::context_within(STEP_LIMIT), &request)
                 .await;
             pong.map(drop)
                 .map_err(|e| client::from_ttrpc("ping the supervisor", e))
