@@ -16,7 +16,13 @@ fn pods_live_and_die_on_cgroup_v2() {
     }
     let mut lab = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/lab"));
     lab.args(["--rooms", "--bin", bin::dir().to_str().unwrap()]);
-    lab.args(["--timeout", "540", "pod-on-v2", "rooms-on-v2"]);
+    lab.args([
+        "--timeout",
+        "540",
+        "pod-on-v2",
+        "retry-on-v2",
+        "rooms-on-v2",
+    ]);
     // What it prints is shown when it fails, and names what did.
     let output = run(&mut lab, Duration::from_secs(580)).ok();
     println!("{}", output.stdout);
