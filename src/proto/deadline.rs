@@ -18,12 +18,20 @@ const KEY: &str = "podvisor-deadline-nano";
 
 /// A request's context; `None` names no deadline, and waits for ever.
 pub fn context(limit: Option<Duration>) -> Context {
-    let Some(limit) = limit else {
-        return Context::default();
-    };
-    let mut context = ttrpc::context::with_timeout(nanos(limit.saturating_add(GRACE)));
+    limit.map_or_else(Context::default, |limit| {
+        timed(limit, limit.saturating_add(GRACE))
+    })
+}
+
+/// The same for a caller who has `whole` and no more: the grace is part of it, half of it at most.
+pub fn context_within(whole: Duration) -> Context {
+    timed(whole - GRACE.min(whole / 2), whole)
+}
+
+fn timed(deadline: Duration, waits: Duration) -> Context {
     // Zero would mean no deadline at all.
-    context.set(KEY.into(), vec![nanos(limit).max(1).to_string()]);
+    let mut context = ttrpc::context::with_timeout(nanos(waits).max(1));
+    context.set(KEY.into(), vec![nanos(deadline).max(1).to_string()]);
     context
 }
 
@@ -57,6 +65,17 @@ mod tests {
             let sent = context(Some(limit));
             assert_eq!(sent.timeout_nano, nanos(limit + GRACE));
             assert_eq!(of(sent.timeout_nano, &sent.metadata), Some(limit));
+        }
+    }
+
+    #[test]
+    fn who_has_no_more_than_a_time_has_the_grace_in_it() {
+        for whole in [0, 1, 700, 1_000, 3_500] {
+            let whole = Duration::from_millis(whole);
+            let sent = context_within(whole);
+            assert_eq!(sent.timeout_nano, nanos(whole).max(1));
+            let deadline = of(sent.timeout_nano, &sent.metadata).unwrap();
+            assert!(deadline >= whole / 2 && deadline + GRACE >= whole);
         }
     }
 
