@@ -14,6 +14,10 @@ mod daemon;
 mod rig;
 mod support;
 
+#[path = "removal/at_once.rs"]
+mod at_once;
+#[path = "removal/cut.rs"]
+mod cut;
 #[path = "removal/damaged.rs"]
 mod damaged;
 #[path = "removal/exits.rs"]
@@ -22,5 +26,13 @@ mod exits;
 mod idle;
 #[path = "removal/killed.rs"]
 mod killed;
+#[path = "removal/outside.rs"]
+mod outside;
+#[path = "removal/proxy.rs"]
+mod proxy;
 #[path = "removal/repeated.rs"]
 mod repeated;
+#[path = "removal/restart.rs"]
+mod restart;
+#[path = "removal/stale.rs"]
+mod stale;

@@ -14,13 +14,18 @@ use tokio::time::{Instant, sleep};
 use super::{Client, context, from_ttrpc, pause_before};
 use crate::error::{Error, Kind, Result};
 use crate::process::Identity;
-use crate::proto::sandbox::sandbox::{ShutdownSandboxRequest, StopSandboxRequest};
+use crate::proto::sandbox::sandbox::{PingRequest, ShutdownSandboxRequest, StopSandboxRequest};
 
 /// How long a supervisor that has closed its socket may take to end before its life is doubted.
 const CLOSED_LIMIT: Duration = Duration::from_secs(3);
 
 /// How often it is looked whether a supervisor has ended, or has become a keeper.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// How often one that takes its time is asked whether it stands still, and how long it may take to say no. Questions never
+/// wait for work; this is what a machine that is far behind needs for one.
+const STILL_LOOK: Duration = Duration::from_secs(5);
+const STILL_LIMIT: Duration = Duration::from_secs(20);
 
 /// How long a process may take to go after SIGKILL.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
@@ -88,12 +93,15 @@ impl Supervisor<'_> {
             ..Default::default()
         };
         let what = format!("stop pod {}", self.name);
-        self.ask(limit, async |client, left| {
+        let asked = self.ask(limit, async |client, left| {
             let sandbox = client.sandbox();
             let answer = sandbox.stop_sandbox(context(Some(left)), &request).await;
             answer.map(drop).map_err(|e| from_ttrpc(&what, e))
-        })
-        .await
+        });
+        tokio::select! {
+            told = asked => told,
+            error = self.stands_still() => Told::Failed(error),
+        }
     }
 
     /// ShutdownSandbox, `limit` for all of it. After `Done` it leaves by itself: see [`Self::see_off`].
@@ -103,12 +111,44 @@ impl Supervisor<'_> {
             ..Default::default()
         };
         let what = format!("shut down pod {}", self.name);
-        self.ask(limit, async |client, left| {
+        let asked = self.ask(limit, async |client, left| {
             let sandbox = client.sandbox();
             let answer = sandbox.shutdown_sandbox(context(Some(left)), &request);
             answer.await.map(drop).map_err(|e| from_ttrpc(&what, e))
-        })
-        .await
+        });
+        tokio::select! {
+            told = asked => told,
+            error = self.stands_still() => Told::Failed(error),
+        }
+    }
+
+    /// Resolves when it does not answer a plain question any more; never otherwise.
+    async fn stands_still(&self) -> Error {
+        let request = PingRequest {
+            sandbox_id: self.id.to_owned(),
+            ..Default::default()
+        };
+        loop {
+            sleep(STILL_LOOK).await;
+            let Ok(client) = Client::connect(self.address).await else {
+                continue;
+            };
+            let sandbox = client.sandbox();
+            let pong = sandbox.ping_sandbox(context(Some(STILL_LIMIT)), &request);
+            match pong.await.map_err(|e| from_ttrpc("ping", e)) {
+                Err(e) if e.kind() == Kind::Deadline => break,
+                _ => {}
+            }
+        }
+        let pid = self.process.map_or(0, |process| process.pid);
+        Error::new(
+            Kind::Deadline,
+            format!(
+                "ask the supervisor of pod {0} (pid {pid}): it has answered nothing for {1} s, so that it stands still or hangs; let it go on, or end it with `podvisor rm -f {0}`",
+                self.name,
+                STILL_LIMIT.as_secs()
+            ),
+        )
     }
 
     /// One request, on a fresh connection each time: after "closed" again, 100 ms x i^2 later, at most three times, within
