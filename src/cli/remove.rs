@@ -223,6 +223,11 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
             Ok(())
         }
         Told::Gone => Ok(()),
+        // It is leaving, and takes its time to tell a daemon what has ended.
+        Told::Deaf(_) if !host.pod_dir(&record.id).join(record::FILE).exists() => {
+            supervisor.see_off(LEAVE_LIMIT).await;
+            Ok(())
+        }
         Told::Failed(e) if !force => Err(e),
         Told::Failed(e) | Told::Deaf(e) => end(&supervisor, &e).await,
     }

@@ -109,11 +109,13 @@ impl Cleaner<'_> {
         match told {
             Told::Done(deleted) if whole => Asked::Leaving(deleted),
             Told::Done(deleted) => Asked::Done(deleted),
-            // It knows nothing of the id: that is gone. Or it has gone itself, having done what it was asked for, with the
-            // journal; where that is still there, it tells.
+            // It knows nothing of the id: that is gone. Or it has gone itself, or is about to, having done what it was asked
+            // for, with the journal; where that is still there, it tells.
             Told::Unknown(_) if whole => Asked::Leaving(self.last_known(record)),
             Told::Unknown(_) => Asked::Done(killed(0)),
-            Told::Gone if whole && !self.has_journal() => Asked::Leaving(self.last_known(record)),
+            Told::Gone | Told::Deaf(_) if whole && !self.has_journal() => {
+                Asked::Leaving(self.last_known(record))
+            }
             Told::Gone => Asked::Nobody,
             Told::Deaf(_) if whole => match supervisor.kill().await {
                 Ok(()) => Asked::Nobody,

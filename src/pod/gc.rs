@@ -141,10 +141,11 @@ fn without_directory(config: &Config) -> impl Iterator<Item = OwedNetwork> {
     let records = NetworkRecord::list(config).into_iter();
     records
         .filter(|(namespace, id, record)| {
-            !record
-                .holder()
-                .is_some_and(|h| h.is_kept() || (h.keeper && h.is_alive()))
-                && !has_directory(config, namespace, id)
+            // First what needs no file to be read: each supervisor that starts asks this of every record on the node.
+            !has_directory(config, namespace, id)
+                && !record
+                    .holder()
+                    .is_some_and(|h| h.is_kept() || (h.keeper && h.is_alive()))
                 && !is_listed(config, record)
         })
         .map(|(namespace, id, record)| OwedNetwork {
