@@ -498,6 +498,7 @@ mod tests {
             parked_at: None,
             started_at: None,
             exit,
+            oom_kills: 0,
             stdin: String::new(),
             stdout: String::new(),
             stderr: String::new(),
