@@ -248,3 +248,94 @@ impl Supervisor<'_> {
         self.process.is_none_or(|process| !process.is_alive()) || (self.is_keeper)()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn own() -> Identity {
+        Identity::own().unwrap()
+    }
+
+    /// A process that is not there (any more): its pid is another's.
+    fn dead() -> Identity {
+        Identity {
+            start_time: own().start_time + 1,
+            ..own()
+        }
+    }
+
+    async fn asked(process: Option<Identity>, keeper: bool) -> (Told<()>, Duration) {
+        let supervisor = Supervisor {
+            id: "p1",
+            name: "web",
+            address: "/nowhere/at/all",
+            process,
+            is_keeper: &|| keeper,
+        };
+        let begun = Instant::now();
+        let told = supervisor.shut_down(LIMIT).await;
+        (told, begun.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_nobody_listens_the_process_decides() {
+        for (process, keeper) in [(None, false), (Some(dead()), false), (Some(own()), true)] {
+            let (told, took) = asked(process, keeper).await;
+            assert!(matches!(told, Told::Gone), "{told:?}");
+            assert_eq!(took, Duration::ZERO, "asked again for nothing");
+        }
+        let (told, took) = asked(Some(own()), false).await;
+        assert!(matches!(told, Told::Deaf(_)), "{told:?}");
+        // Three pauses, and the time that one who leaves is given.
+        assert!(took >= PAUSES + CLOSED_LIMIT && took < LIMIT, "{took:?}");
+    }
+
+    const PAUSES: Duration = Duration::from_millis(100 + 400 + 900);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_is_cut_is_made_anew_three_times() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let listener = tokio::net::UnixListener::from_std(listener).unwrap();
+        let serve = tokio::spawn(async move {
+            let mut count = 0;
+            while count < 4 {
+                drop(listener.accept().await);
+                count += 1;
+            }
+            count
+        });
+        let supervisor = Supervisor {
+            id: "p1",
+            name: "web",
+            address: &path.to_string_lossy(),
+            process: Some(own()),
+            is_keeper: &|| false,
+        };
+        let told = supervisor.stop(1, LIMIT).await;
+        assert!(matches!(told, Told::Deaf(_)), "{told:?}");
+        assert_eq!(serve.await.unwrap(), 4);
+        assert!(!supervisor.see_off(Duration::from_secs(1)).await);
+    }
+
+    #[tokio::test]
+    async fn nobody_else_is_ever_killed() {
+        for (process, keeper) in [(None, false), (Some(dead()), false), (Some(own()), true)] {
+            let supervisor = Supervisor {
+                id: "p1",
+                name: "web",
+                address: "",
+                process,
+                is_keeper: &|| keeper,
+            };
+            supervisor.kill().await.unwrap();
+            assert!(supervisor.terminate(LIMIT).await.unwrap());
+        }
+    }
+}
