@@ -109,16 +109,20 @@ impl Cleaner<'_> {
         match told {
             Told::Done(deleted) if whole => Asked::Leaving(deleted),
             Told::Done(deleted) => Asked::Done(deleted),
-            // It knows nothing of the id: that is gone.
-            Told::Unknown(_) if whole => Asked::Leaving(killed(pid_of(record))),
+            // It knows nothing of the id: that is gone. Or it has gone itself, or is about to, having done what it was asked
+            // for, with the journal; where that is still there, it tells.
+            Told::Unknown(_) if whole => Asked::Leaving(self.last_known(record)),
             Told::Unknown(_) => Asked::Done(killed(0)),
+            Told::Gone | Told::Deaf(_) if whole && !self.has_journal() => {
+                Asked::Leaving(self.last_known(record))
+            }
             Told::Gone => Asked::Nobody,
             Told::Deaf(_) if whole => match supervisor.kill().await {
                 Ok(()) => Asked::Nobody,
                 Err(e) => Asked::Failed(e),
             },
             // Whether one that does not answer still lives is up to `see_off`.
-            Told::Failed(_) if whole => Asked::Leaving(killed(pid_of(record))),
+            Told::Failed(_) if whole => Asked::Leaving(self.last_known(record)),
             // A container is no reason to doubt the life of its pod.
             Told::Deaf(e) | Told::Failed(e) => Asked::Failed(e),
         }
@@ -142,12 +146,29 @@ impl Cleaner<'_> {
     }
 
     async fn ask_pod(&self, supervisor: &Supervisor<'_>, record: &Record) -> Told<Deleted> {
-        let deleted = || Deleted {
-            pid: u32::try_from(pid_of(record)).unwrap_or(0),
-            exit_status: record.exit_status.unwrap_or(KILLED),
-            exited_at: record.exited_at.unwrap_or_else(now),
-        };
-        supervisor.shut_down(STEP_LIMIT).await.map(|()| deleted())
+        let told = supervisor.shut_down(STEP_LIMIT).await;
+        told.map(|()| self.last_known(record))
+    }
+
+    /// What the id's process ended with by its record; killed by what we have asked for, where that did not know.
+    fn last_known(&self, record: &Record) -> Deleted {
+        match record.containers.get(self.id) {
+            Some(container) => Deleted {
+                pid: self.init_of(record),
+                exit_status: container.exit.map_or(KILLED, |exit| exit.code),
+                exited_at: container.exit.map_or_else(now, |exit| exit.at),
+            },
+            None => Deleted {
+                pid: u32::try_from(pid_of(record)).unwrap_or(0),
+                exit_status: record.exit_status.unwrap_or(KILLED),
+                exited_at: record.exited_at.unwrap_or_else(now),
+            },
+        }
+    }
+
+    fn has_journal(&self) -> bool {
+        let dir = self.config.sandbox_dir(self.namespace, self.id);
+        dir.join(record::FILE).exists()
     }
 
     /// The pod is a group of containers; the one called like the group goes, and the supervisor with the last.

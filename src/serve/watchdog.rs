@@ -1,7 +1,9 @@
-//! Reasons to leave that no request gives: the helper died before anybody knew our address, or nobody ever came.
+//! Reasons to leave that no request gives: the helper died before anybody knew our address, nobody ever came, or nobody
+//! came to start what was created.
 //!
 //! Promises that a supervisor that was never given anything does not stay (a daemon that dies between `start` and its
-//! first request leaves one). Must never end a pod that has something to live for.
+//! first request leaves one), nor one that a command has left between CreateSandbox and StartSandbox. Must never end a
+//! pod that has something to live for: a daemon may start much later what it has created.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,14 +19,15 @@ use crate::pod::Pod;
 /// Why to leave.
 pub type Reason = &'static str;
 
-/// Resolves when there is a reason to leave; `idle_timeout` in seconds.
+/// Resolves when there is a reason to leave; `idle_timeout` in seconds. `has_daemon`: whoever launched us comes back.
 pub async fn watch(
     pod: &Pod,
     connections: watch::Receiver<usize>,
     helper: Option<OwnedFd>,
+    has_daemon: bool,
     idle_timeout: f64,
 ) -> Reason {
-    let is_unused = || pod.is_unused();
+    let is_unused = || pod.is_unused() || (!has_daemon && pod.is_only_created());
     let idle = idle(
         is_unused,
         connections.clone(),
@@ -39,7 +42,7 @@ pub async fn watch(
     };
     tokio::select! {
         () = orphaned => "the helper died before it told our address",
-        () = idle => "nothing was created and nobody is connected",
+        () = idle => "nothing was created, or nothing of it started, and nobody is connected",
     }
 }
 
