@@ -11,7 +11,7 @@ use ttrpc::Code;
 
 use crate::daemon::signal;
 use crate::kit::*;
-use crate::support::{Snapshot, cni, eventually, fake, sandbox, sandboxed};
+use crate::support::{Snapshot, cni, eventually, fake, podvisor, sandbox, sandboxed};
 
 /// Where what freezes a group is, of this group.
 fn freezer(path: &str) -> PathBuf {
@@ -335,6 +335,49 @@ fn a_pod_whose_processes_were_all_killed_from_outside_is_taken_down() {
                 stop(&client, "p", 1).await.unwrap();
                 pod.shut(&client).await;
                 assert_eq!((net.count("ADD"), net.count("DEL")), (1, 1));
+            });
+            before.assert_unchanged();
+        },
+    );
+}
+
+/// The first one's supervisor is dead, so a second sandbox of the pod is made: both are there, each with its own end.
+#[test]
+fn two_records_of_one_pod_key_are_listed_and_removed_one_by_one() {
+    sandboxed(
+        "stopping::two_records_of_one_pod_key_are_listed_and_removed_one_by_one",
+        || {
+            cni::network("net", vec![json!({"type": "fake"})]).write();
+            let net = fake::plugin(Path::new(cni::PLUGINS), "fake");
+            let before = Snapshot::take();
+            on(async {
+                let mut of_both = config("web");
+                of_both.annotations.clear();
+                let first = Pod::launch("p1");
+                let client = first.connect().await;
+                let old = first.up(&client, &of_both).await;
+                signal(first.pid, Signal::SIGKILL);
+                let second = Pod::launch("p2");
+                let client = second.connect().await;
+                second.up(&client, &of_both).await;
+                let command = |args: &[&str]| podvisor(&[&["--namespace", "test"], args].concat());
+                let listed = command(&["ps", "-a"]).ok().stdout;
+                let of = |state: &str| {
+                    listed
+                        .lines()
+                        .filter(|l| l.contains("web") && l.contains(state))
+                        .count()
+                };
+                assert_eq!((of("dead"), of("ready")), (1, 1), "{listed}");
+                // By the name alone nobody knows which.
+                command(&["inspect", "web"]).fails_with("p1");
+                command(&["rm", "-f", "p1"]).ok();
+                assert!(!is_there(old));
+                assert_eq!(status(&client, "p2").await.unwrap().state, "SANDBOX_READY");
+                command(&["inspect", "web"]).ok();
+                stop(&client, "p2", 1).await.unwrap();
+                second.shut(&client).await;
+                assert_eq!(net.count("ADD"), net.count("DEL"));
             });
             before.assert_unchanged();
         },
