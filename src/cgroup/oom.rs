@@ -175,10 +175,11 @@ fn count(group: &Group) -> BTreeMap<PathBuf, Counters> {
         return all;
     }
     walk(&dir, &mut |dir| {
-        let hits = fs::read_to_string(dir.join("memory.failcnt")).ok();
+        // Memory with swap is asked first, and usually has the same limit.
+        let hits = ["memory.failcnt", "memory.memsw.failcnt"].map(|file| number(dir, file));
         let counters = Counters {
             kills: keyed(dir, CONTROL, "oom_kill"),
-            hits: hits.and_then(|n| n.trim().parse().ok()).unwrap_or(0),
+            hits: hits.into_iter().fold(0, u64::saturating_add),
         };
         all.insert(dir.to_owned(), counters);
     });
@@ -190,6 +191,11 @@ fn is_stuck(group: &Group) -> bool {
         keyed(dir, CONTROL, "oom_kill_disable") == 1 && keyed(dir, CONTROL, "under_oom") == 1
     };
     !group.v2 && directory(group).is_some_and(|dir| is_on(&dir))
+}
+
+fn number(dir: &Path, file: &str) -> u64 {
+    let text = fs::read_to_string(dir.join(file)).unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
 }
 
 /// The number behind `key` in a file of `key number` lines; 0 where there is none.

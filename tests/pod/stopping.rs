@@ -173,7 +173,9 @@ fn a_fork_bomb_dies_with_its_container() {
             let pod = Pod::launch("p");
             let client = pod.connect().await;
             pod.up(&client, &config("p")).await;
-            let script = "f() { f & f & }; trap '' TERM; while :; do f; done 2>/dev/null";
+            // Each process forks until it is refused: as many as there may be, and never the same.
+            let script =
+                "f() { while :; do f & done; }; trap '' TERM; f 2>/dev/null & exec sleep 1000";
             let limited = |spec: &mut Value| {
                 spec["linux"]["resources"] = json!({"pids": {"limit": 60}});
             };
@@ -208,7 +210,16 @@ fn a_fork_bomb_dies_with_its_container() {
 }
 
 const TRAPS: &str =
-    "trap 'sleep 1; echo asked; exit 7' TERM; echo ready; while :; do sleep 0.1; done";
+    "trap 'echo asked; sleep 2; echo done; exit 7' TERM; echo ready; while :; do sleep 0.1; done";
+
+/// Waits for a line without stopping what else is at work here.
+async fn said(container: &Container, line: &str) {
+    let end = Instant::now() + BOUND;
+    while !container.printed("").lines().any(|l| l == line) {
+        assert!(Instant::now() < end, "not said: {line}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
 
 /// Once is as good as twice; and who comes meanwhile is refused.
 #[test]
@@ -225,22 +236,24 @@ fn a_second_sigterm_changes_nothing_and_nobody_new_is_served() {
                 create(&client, &pod.request(None)).await.unwrap();
                 start(&client, "p").await.unwrap();
                 let container = Container::new("c", TRAPS, |_| ());
+                let late = Container::new("late", "exec sleep 1000", |_| ());
                 container.run(&client).await;
                 container.says("ready");
+                let ended = {
+                    let (client, request) = (client.clone(), container.wait_request());
+                    tokio::spawn(async move { client.task().wait(soon(), &request).await })
+                };
+                tokio::time::sleep(Duration::from_millis(100)).await;
                 signal(pod.pid, Signal::SIGTERM);
-                tokio::time::sleep(Duration::from_millis(200)).await;
+                said(&container, "asked").await;
                 signal(pod.pid, Signal::SIGTERM);
-                let late = Container::new("late", "exec sleep 1000", |_| ());
                 let answer = client.task().create(soon(), &late.request()).await;
                 assert!(answer.is_err(), "{answer:?}");
                 assert!(start(&client, "p").await.is_err());
                 signal(pod.pid, Signal::SIGTERM);
-                assert_eq!(
-                    container.wait(&client, "").await.unwrap(),
-                    7,
-                    "its grace was whole"
-                );
-                assert!(container.printed("").ends_with("asked\n"));
+                let code = ended.await.unwrap().unwrap().exit_status;
+                assert_eq!(code, 7, "its grace was whole");
+                assert!(container.printed("").ends_with("done\n"));
                 pod.left();
                 assert_eq!((net.count("ADD"), net.count("DEL")), (1, 1));
             });
@@ -270,7 +283,7 @@ fn a_kill_or_a_shutdown_shortens_a_stop_under_way() {
                         let (client, id) = (pod.connect().await, pod.id.clone());
                         tokio::spawn(async move { stop(&client, &id, 600).await })
                     };
-                    container.says("asked");
+                    said(&container, "asked").await;
                     match hurry {
                         "kill" => container.kill(&client, 9).await,
                         "shutdown" => shutdown(&client, &pod.id).await.unwrap(),
