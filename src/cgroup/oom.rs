@@ -57,17 +57,22 @@ impl OomCount {
 
     /// What happened since the last look. A group that is gone has no news.
     pub fn news(&mut self, group: &Group) -> OomNews {
-        let now = count(group);
+        let mut now = count(group);
         let mut news = OomNews {
             stuck: is_stuck(group),
             ..OomNews::default()
         };
-        for (dir, counters) in &now {
+        for (dir, counters) in &mut now {
             let before = self.seen.get(dir).copied().unwrap_or_default();
             // Less than before: another group of the same name.
             let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
-            news.kills += since(counters.kills, before.kills);
-            news.own_limit |= since(counters.hits, before.hits) > 0;
+            let kills = since(counters.kills, before.kills);
+            news.kills += kills;
+            // A hit may be seen before the kill that it leads to.
+            match kills {
+                0 => counters.hits = before.hits.min(counters.hits),
+                _ => news.own_limit |= since(counters.hits, before.hits) > 0,
+            }
         }
         self.seen = now;
         news

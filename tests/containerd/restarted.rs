@@ -7,6 +7,14 @@ use crate::support::{Output, eventually, rootfs::Rootfs};
 use std::path::Path;
 use std::time::Duration;
 
+/// The machine with all that the daemon leaves itself; its process is another one after each death.
+fn without_daemon(daemon: &mut Containerd) -> Snapshot {
+    daemon.stop();
+    let before = Snapshot::take();
+    daemon.start_again();
+    before
+}
+
 /// A container that ends with this code as soon as `/go` is there, under a daemon that is then killed.
 fn left_alone(daemon: &mut Containerd, rootfs: &Rootfs, code: u32) {
     let script = format!("while [ ! -e /go ]; do sleep 0.1; done; exit {code}");
@@ -42,7 +50,7 @@ fn an_exit_is_known_after_the_daemons_death(peer: &str, name: &str) {
             return;
         };
         let (mut daemon, rootfs) = (Containerd::start(&peer), rootfs::make());
-        let before = Snapshot::take();
+        let before = without_daemon(&mut daemon);
         left_alone(&mut daemon, &rootfs, 3);
         daemon.start_again();
         let listed = daemon.ctr(&["tasks", "ls"]).ok().stdout;
@@ -56,6 +64,7 @@ fn an_exit_is_known_after_the_daemons_death(peer: &str, name: &str) {
         daemon.start_again();
         daemon.ctr(&["tasks", "rm", "-f", "c"]);
         daemon.ctr(&["containers", "rm", "c"]).ok();
+        daemon.stop();
         before.assert_unchanged();
     });
 }
@@ -86,7 +95,7 @@ fn an_exit_is_announced_by_the_daemon_that_comes_back() {
                 return;
             };
             let (mut daemon, rootfs) = (Containerd::start(&peer), rootfs::make());
-            let before = Snapshot::take();
+            let before = without_daemon(&mut daemon);
             left_alone(&mut daemon, &rootfs, 3);
             daemon.start_again();
             // Its own log tells of each event that it has passed on.
@@ -97,6 +106,7 @@ fn an_exit_is_announced_by_the_daemon_that_comes_back() {
             });
             assert_code(&daemon.ctr(&["tasks", "rm", "c"]).ok(), 3);
             daemon.ctr(&["containers", "rm", "c"]).ok();
+            daemon.stop();
             before.assert_unchanged();
         },
     );

@@ -111,6 +111,39 @@ fn a_process_in_the_kernel_does_not_hang_a_stop_which_ends_by_itself_later() {
     );
 }
 
+/// The same for a shutdown, which answers in time and goes on alone for as long as it takes.
+#[test]
+fn a_shutdown_goes_on_until_a_process_in_the_kernel_can_be_killed() {
+    sandboxed(
+        "stopping::a_shutdown_goes_on_until_a_process_in_the_kernel_can_be_killed",
+        || {
+            let before = Snapshot::take();
+            on(async {
+                let pod = Pod::launch("p");
+                let client = pod.connect().await;
+                pod.up(&client, &config("p")).await;
+                let stuck = Container::new("stuck", "exec sleep 1000", |spec| {
+                    spec["linux"]["cgroupsPath"] = json!("/above/stuck");
+                });
+                let init = stuck.run(&client).await;
+                freeze(&freezer("above"), true);
+                shutdown(&client, "p").await.unwrap();
+                if freezer("above").join("freezer.state").exists() {
+                    // Long enough for the containers' stop to give up.
+                    tokio::time::sleep(Duration::from_secs(14)).await;
+                    assert!(is_there(init) && is_there(pod.pid));
+                }
+                freeze(&freezer("above"), false);
+                eventually(BOUND * 3, "the supervisor leaves", || {
+                    (!is_there(pod.pid)).then_some(())
+                });
+            });
+            remove_group("/above");
+            before.assert_unchanged();
+        },
+    );
+}
+
 /// What the test's container had its group in is the test's.
 fn remove_group(path: &str) {
     for root in sandbox::cgroup_roots() {
