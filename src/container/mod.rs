@@ -37,7 +37,7 @@ use crate::mount::Mount;
 use crate::process::Reaper;
 
 pub use crate::spec::options::Options as RuntimeOptions;
-pub use record::{ContainerRecord, Events, ExitRecord, Ledger, Status};
+pub use record::{ContainerRecord, Events, ExitRecord, Ledger, OomLimit, Status};
 pub use undo::undo;
 
 /// What the pod gives its containers: applied to config.json in `create` (unknown fields kept).
@@ -369,5 +369,15 @@ impl Containers {
     /// The first; the others are still stopped.
     pub async fn stop_all(&self, grace: Duration, delete: bool) -> Result<()> {
         kill::stop_all(&self.shared, grace, delete).await
+    }
+
+    /// Whether a process of a container lives; `killed`: of one that was stopped, and hangs in the kernel.
+    pub fn is_any_alive(&self, killed: bool) -> bool {
+        kill::is_any_alive(&self.shared, killed)
+    }
+
+    /// SIGKILL once more to what is left of all of them, thawed where it is frozen. Waits a second for each at most.
+    pub async fn kill_what_is_left(&self) {
+        kill::kill_what_is_left(&self.shared).await;
     }
 }
