@@ -219,12 +219,6 @@ fn what_is_not_built_is_unimplemented() {
             pod.up(&client, &config("p")).await;
             let container = Container::new("c", "exec sleep 1000", |_| ());
             container.run(&client).await;
-            let checkpoint = task::CheckpointTaskRequest {
-                id: "c".into(),
-                ..Default::default()
-            };
-            let answer = client.task().checkpoint(soon(), &checkpoint).await;
-            assert_eq!(code(answer).0, Code::UNIMPLEMENTED);
             let update = task::UpdateTaskRequest {
                 id: "c".into(),
                 ..Default::default()
