@@ -348,6 +348,85 @@ fn modules(path: &str) -> Vec<String> {
     modules
 }
 
+/// The last cell of each row of the tables in `docs/task.md` is a list of tests.
+#[test]
+fn every_row_of_the_task_service_names_tests_that_exist() {
+    let text = fs::read_to_string(root().join("docs/task.md")).unwrap();
+    let known: BTreeSet<String> = ["src", "tests"]
+        .iter()
+        .flat_map(|dir| rust_files(dir))
+        .flat_map(|(_, source)| functions(&source))
+        .collect();
+    let rows: Vec<&str> = text.lines().filter(|l| l.starts_with('|')).collect();
+    let mut seen = 0;
+    for (number, row) in rows.iter().enumerate() {
+        let next = rows.get(number + 1).copied().unwrap_or_default();
+        if row.starts_with("|---") || next.starts_with("|---") {
+            continue;
+        }
+        let last = row.trim_end_matches('|').rsplit('|').next().unwrap();
+        let tests: Vec<&str> = last.split('`').skip(1).step_by(2).collect();
+        assert!(!tests.is_empty(), "no test in {row}");
+        for test in tests {
+            assert!(known.contains(test), "no test `{test}`: {row}");
+            seen += 1;
+        }
+    }
+    for method in METHODS {
+        let cell = format!("| {method} |");
+        assert!(text.contains(&cell), "no row for {method}");
+    }
+    assert!(seen > METHODS.len());
+}
+
+/// What both versions of the Task service, the Sandbox service and the Streaming service are asked.
+const METHODS: [&str; 27] = [
+    "Create",
+    "Start",
+    "State",
+    "Exec",
+    "Delete",
+    "Kill",
+    "Wait",
+    "Pids",
+    "Pause",
+    "Resume",
+    "ResizePty",
+    "CloseIO",
+    "Update",
+    "Stats",
+    "Checkpoint",
+    "Connect",
+    "Shutdown",
+    "CreateSandbox",
+    "StartSandbox",
+    "Platform",
+    "StopSandbox",
+    "WaitSandbox",
+    "SandboxStatus",
+    "PingSandbox",
+    "ShutdownSandbox",
+    "SandboxMetrics",
+    "Stream",
+];
+
+/// Names of the functions that are tests.
+fn functions(source: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut is_test = false;
+    for line in source.lines().map(str::trim) {
+        if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
+            is_test = true;
+        } else if let Some((_, rest)) = line.split_once("fn ")
+            && is_test
+        {
+            found.extend(rest.split(['(', '<']).next().map(str::to_owned));
+            is_test = false;
+        }
+    }
+    found
+}
+
 fn none(wrong: impl Iterator<Item = String>) {
     let wrong: Vec<String> = wrong.collect();
     assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
