@@ -1,14 +1,12 @@
 //! Checkpoint and restore: what the runtime is told, what becomes of the container, and who says that it cannot be.
 //!
-//! criu works on few machines: one test has it for real where it does, the others a runtime whose dump is a file and whose
-//! restore is a new start.
+//! criu works on few machines: here a dump is a file, and a restore is a new start. The lab has it for real
+//! (`tests/lab/criu.rs`).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
 
-use podvisor::client;
 use podvisor::proto::any;
 use podvisor::proto::runc_options::oci::{CheckpointOptions, Options as RuncOptions};
 use podvisor::proto::task_v3::shim as task;
@@ -279,77 +277,6 @@ fn where_criu_cannot_work_its_reason_is_told() {
                 let (code, text) = refusal(client.task().checkpoint(limit(), &request).await);
                 assert_eq!(code, wanted, "{text}");
             }
-            kill(&client).await;
-            wait(&client, "").await;
-            delete(&client, "").await;
-            drop(client);
-            shim.end().await;
-        });
-        let _ = fs::remove_dir_all("/run/bundles");
-        before.assert_unchanged();
-    });
-}
-
-/// Whether it works here; where it does not the test before says how that is told.
-fn criu_works() -> bool {
-    let Some(criu) = require::find("criu") else {
-        return false;
-    };
-    Command::new(criu)
-        .arg("check")
-        .output()
-        .is_ok_and(|o| o.status.success())
-}
-
-#[test]
-fn a_program_goes_on_where_its_dump_was_taken() {
-    const NAME: &str = "checkpoint::a_program_goes_on_where_its_dump_was_taken";
-    if !criu_works() {
-        assert!(
-            std::env::var_os("PODVISOR_CRIU").is_none(),
-            "criu was to work here"
-        );
-        println!("criu does not work on this kernel: the lab has one where it does");
-        return;
-    }
-    sandboxed(NAME, || {
-        let before = Snapshot::take();
-        let counting = "n=0; while :; do n=$((n+1)); echo $n >/counter; sleep 0.1; done";
-        let shim = Shim::launch(counting, |b| b);
-        let counter = || -> u64 {
-            let text = fs::read_to_string(shim.rootfs.path().join("counter")).unwrap_or_default();
-            text.trim().parse().unwrap_or(0)
-        };
-        let after = |n: u64| {
-            crate::support::eventually(crate::kit::BOUND, "the program counts", || {
-                (counter() > n).then(&counter)
-            })
-        };
-        block_on(async {
-            let client = shim.client().await;
-            run(&client, &shim.request()).await;
-            let seen = after(10);
-            let end = CheckpointOptions {
-                exit: true,
-                ..Default::default()
-            };
-            let answer = client.task().checkpoint(limit(), &dump(end)).await;
-            answer
-                .map_err(|e| client::from_ttrpc("checkpoint", e))
-                .unwrap();
-            wait(&client, "").await;
-            delete(&client, "").await;
-            let dumped = counter();
-            assert!(dumped >= seen);
-            let restore = task::CreateTaskRequest {
-                checkpoint: IMAGE.into(),
-                ..shim.request()
-            };
-            client.task().create(limit(), &restore).await.unwrap();
-            fs::remove_file(shim.rootfs.path().join("counter")).unwrap();
-            start(&client, "").await;
-            // It counts on from where it was.
-            assert!(after(0) >= dumped);
             kill(&client).await;
             wait(&client, "").await;
             delete(&client, "").await;

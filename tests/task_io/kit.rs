@@ -1,4 +1,5 @@
 //! One supervisor as a daemon launches it, its Task service, and a client of its streams.
+#![allow(dead_code, reason = "each test file uses its own part of this module")]
 
 use std::fs;
 use std::future::Future;
