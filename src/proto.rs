@@ -50,6 +50,10 @@ set!(
     events_ttrpc, use [super::types::event, protobuf::well_known_types::empty]
 );
 set!(
+    /// `containerd.services.streaming.v1`: streams of bytes, which we serve.
+    streaming, use [protobuf::well_known_types::any]
+);
+set!(
     /// `containerd.runc.v1`: runtime options, checkpoint options, details of a pid.
     runc_options, use []
 );

@@ -44,11 +44,6 @@ pub fn refused<T>(error: &Error) -> ttrpc::Result<T> {
     Err(to_status(error))
 }
 
-/// The answer of a method that is not built.
-pub fn unsupported<T>(method: &str, why: &str) -> ttrpc::Result<T> {
-    Err(status(Code::UNIMPLEMENTED, format!("{method}: {why}")))
-}
-
 async fn timed<T>(
     method: &'static str,
     work: impl Future<Output = Result<T>> + Send,
