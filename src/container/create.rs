@@ -158,6 +158,7 @@ impl Plan {
             parked_at: None,
             started_at: None,
             exit: None,
+            oom_kills: 0,
             stdin: request.stdin.clone(),
             stdout: request.stdout.clone(),
             stderr: request.stderr.clone(),

@@ -95,7 +95,7 @@ fn kill_exec(container: &Container, exec_id: &str, signal: i32) -> Result<()> {
 }
 
 /// Init, if it has not ended, announced or not.
-fn living_init(container: &Container) -> Result<Child> {
+pub(super) fn living_init(container: &Container) -> Result<Child> {
     let inner = container.inner();
     if inner.removed {
         return Err(Inner::absent(&container.fixed.id));

@@ -12,6 +12,7 @@ mod exec;
 mod exit;
 mod join;
 mod kill;
+mod oom;
 mod parking;
 mod pod_context;
 mod record;
@@ -19,6 +20,7 @@ mod start;
 mod state;
 mod table;
 mod undo;
+mod update;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -314,6 +316,16 @@ impl Containers {
     /// NotFound, State, or the runtime's.
     pub async fn resume(&self, id: &str) -> Result<()> {
         start::resume(&self.shared, &self.shared.container(id)?).await
+    }
+
+    /// Changes the limits of a container that is created, running or paused; `resources`: `linux.resources` of an OCI spec
+    /// as JSON, of which only what is named changes.
+    ///
+    /// # Errors
+    /// NotFound; Invalid for what is no such document; State once its init has ended; else the runtime's, which names
+    /// the limit it cannot set.
+    pub async fn update(&self, id: &str, resources: &Any) -> Result<()> {
+        update::update(&self.shared, &self.shared.container(id)?, resources).await
     }
 
     /// containerd's metrics message of the container's cgroup; also between exit and delete while the cgroup exists.

@@ -39,6 +39,9 @@ pub struct ContainerRecord {
     pub started_at: Option<u64>,
     /// How init ended.
     pub exit: Option<ExitRecord>,
+    /// How many of its processes the kernel killed for want of memory.
+    #[serde(default)]
+    pub oom_kills: u64,
     /// Verbatim from the request; so the three below.
     pub stdin: String,
     /// See `stdin`.

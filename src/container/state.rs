@@ -305,6 +305,7 @@ mod tests {
             parked_at: None,
             started_at: None,
             exit: None,
+            oom_kills: 0,
             stdin: String::new(),
             stdout: String::new(),
             stderr: String::new(),

@@ -16,6 +16,7 @@ use super::TaskState;
 use super::event::Announcer;
 use super::record::{Events, ExitRecord, Ledger};
 use super::state::{Inner, Phase, Streams};
+use crate::cgroup::OomCount;
 use crate::clock::from_unix_nanos;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -83,6 +84,8 @@ pub(super) struct Container {
     inner: Mutex<Inner>,
     /// Keeps saves in order; what is saved is read under it.
     saving: Mutex<()>,
+    /// Kills for want of memory that were told.
+    oom: Mutex<OomCount>,
 }
 
 impl Shared {
@@ -264,11 +267,16 @@ impl Container {
             changed: watch::Sender::new(()),
             inner: Mutex::new(inner),
             saving: Mutex::new(()),
+            oom: Mutex::default(),
         }
     }
 
     pub fn inner(&self) -> MutexGuard<'_, Inner> {
         locked(&self.inner)
+    }
+
+    pub fn oom(&self) -> MutexGuard<'_, OomCount> {
+        locked(&self.oom)
     }
 
     /// One step, then everybody who waits looks again.

@@ -273,9 +273,15 @@ macro_rules! serve_task {
             async fn update(
                 &self,
                 _: &TtrpcContext,
-                _: $wire::UpdateTaskRequest,
+                req: $wire::UpdateTaskRequest,
             ) -> ttrpc::Result<Empty> {
-                guard::unsupported("Update", "not built yet")
+                let pod = self.pod.clone();
+                guard::detached("Update", async move {
+                    let resources = req.resources.unwrap_or_default();
+                    pod.containers().update(&req.id, &resources).await?;
+                    Ok(Empty::new())
+                })
+                .await
             }
 
             async fn stats(
