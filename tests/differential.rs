@@ -45,7 +45,7 @@ fn compared(name: &str, peer: &str) {
             body.runs();
             body.long_life();
             body.what_fails();
-            body.seen.extend(events.end());
+            body.compare_events(events.end());
             before.assert_unchanged();
             body.seen
         });
@@ -96,6 +96,18 @@ impl Body<'_> {
         line.map_or_else(String::new, |line| {
             line.split_ascii_whitespace().last().unwrap().to_owned()
         })
+    }
+
+    /// Without those of deletes: the Go shim of 2.1 may leave before its last one is out. Ours are all there.
+    fn compare_events(&mut self, events: Vec<String>) {
+        let (deletes, others): (Vec<_>, Vec<_>) = events
+            .into_iter()
+            .partition(|event| event.starts_with("event delete"));
+        let creates = others.iter().filter(|e| e.starts_with("event create"));
+        if self.runtime == PODVISOR {
+            assert_eq!(deletes.len(), creates.count(), "{deletes:#?}");
+        }
+        self.seen.extend(others);
     }
 
     fn runs(&mut self) {

@@ -40,6 +40,8 @@ fn under_with(
             return;
         };
         fs::create_dir_all(DIR).unwrap();
+        // What nobody was given is undone within two of these.
+        fs::write("/etc/podvisor/config.toml", "[parking]\ninterval = 2.0\n").unwrap();
         let mut builder = Containerd::builder(&peer);
         if let Some(script) = before_runc {
             let path = format!(
@@ -213,10 +215,10 @@ fn everything_is_as_before(daemon: &mut Containerd, rootfs: &Rootfs) {
     assert_eq!((status, code), (STOPPED, 7));
     read_until(&mut hold, &mut String::new(), "last");
 
-    let more = |text: &str| format!("n{}\n", text.lines().count() + 20);
+    let more = format!("n{}\n", count_text.lines().count() + 20);
     let (mut counter, mut printer, mut screen) =
         (open(&counted), open(&printed), open(&terminal.stdout));
-    read_until(&mut counter, &mut count_text, &more(&count_text.clone()));
+    read_until(&mut counter, &mut count_text, &more);
     assert_counts(&count_text);
     fs::write(rootfs.path().join("tmp/stop"), "").unwrap();
     assert_eq!(tasks.wait("execs", "e").unwrap(), 9);

@@ -1,6 +1,8 @@
 //! containerd's own Tasks service over gRPC, for what `ctr` cannot ask (field numbers of
 //! `containerd.services.tasks.v1`).
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use podvisor::proto::any;
@@ -143,7 +145,12 @@ pub fn container(
     if terminal {
         args.push("-t");
     }
-    args.extend([rootfs, id, "/bin/sh", "-c", script]);
+    // A file, because the `ctr` of 1.6 takes an option of the command for its own.
+    let program = format!("/{id}.sh");
+    let path = format!("{rootfs}{program}");
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    args.extend([rootfs, id, &program]);
     daemon.ctr(&args).ok();
 }
 
