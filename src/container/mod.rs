@@ -374,6 +374,12 @@ impl Containers {
         parking::are_all_unclaimed(&self.shared)
     }
 
+    /// Resolves when the next container has been thrown away because nobody took it in its time.
+    pub async fn one_was_unclaimed(&self) {
+        // The sender lives as long as this does.
+        let _ = self.shared.unclaimed.subscribe().changed().await;
+    }
+
     /// A [`Containers::stop_all`] that is under way gives no grace beyond `grace` from now: whoever asks last does not wait
     /// for the patience of whoever asked first.
     pub fn shorten_grace(&self, grace: Duration) {
