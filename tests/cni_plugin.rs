@@ -12,6 +12,8 @@
 
 #[path = "cni_plugin/attempts.rs"]
 mod attempts;
+#[path = "cni_plugin/cost.rs"]
+mod cost;
 #[path = "cni_plugin/ends.rs"]
 mod ends;
 #[cfg(feature = "failpoint")]

@@ -23,7 +23,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cri::{Cri, config};
+use cri::Cri;
 use image::PAUSE;
 use serde_json::json;
 use support::fake::{self, Act, Fake};
@@ -37,6 +37,10 @@ const DEADLINE: Duration = Duration::from_secs(4);
 
 /// How many of these the network takes.
 const SLOWER: f64 = 2.5;
+
+fn config(name: &str) -> Message {
+    Cri::config(name, &[])
+}
 
 /// Of one client.
 #[derive(Clone, Copy)]

@@ -1,4 +1,4 @@
-//! cgroup v1 and v2: the pod's own directories, kills, statistics.
+//! cgroup v1 and v2: the pod's own directories, kills, statistics, word of kills for want of memory.
 //!
 //! Owns how a path becomes one directory (v2) or one in each controller's tree (v1). Promises that making and removing
 //! are idempotent, that a kill reaches what forks while it runs, and that the root group is never killed or removed.
@@ -7,6 +7,7 @@
 mod kill;
 mod layout;
 mod metrics;
+mod oom;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ use std::time::Duration;
 use protobuf::well_known_types::any::Any;
 
 pub use layout::Layout;
+pub use oom::{OomCount, OomNews, OomWatch};
 
 use crate::error::{Context, Error, Kind, Result};
 

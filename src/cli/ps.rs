@@ -81,8 +81,11 @@ pub fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
 
 /// The state people are shown: the record's, unless the supervisor that wrote it has died.
 pub fn state(record: &Record) -> &'static str {
-    if !record.is_supervised() {
-        return "dead";
+    match record.state {
+        // Undone without a supervisor: there is none that could have died.
+        State::Stopped if record.supervisor.is_none() => return "stopped",
+        _ if !record.is_supervised() => return "dead",
+        _ => {}
     }
     match record.state {
         State::Created => "created",
@@ -128,9 +131,7 @@ pub fn port(port: &PortMapping) -> String {
 /// Stopped and not ready pods; what is dead or unrecovered is shown always, because it needs somebody.
 fn is_over(found: &Found) -> bool {
     match found {
-        Found::Record(r) => {
-            r.is_supervised() && matches!(r.state, State::Stopped | State::NotReady)
-        }
+        Found::Record(r) => matches!(state(r), "stopped" | "not ready"),
         Found::Broken { .. } => false,
     }
 }

@@ -1,7 +1,7 @@
 //! Removing a pod: by its supervisor, and without one.
 //!
-//! Owns the sequence StopSandbox, ShutdownSandbox, rescue from the journal, directory, name. Promises that every step may
-//! find its work done already, and that with force every pod can be removed. Must never delete across a mount: what is
+//! Owns what comes after the supervisor (`client::removal`): rescue from the journal, directory, name. Promises that every
+//! step may find its work done already, and that with force every pod can be removed. Must never delete across a mount: what is
 //! mounted below a pod's directory is somebody's data.
 
 use std::fs;
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::client;
+use crate::client::removal::{Supervisor, Told};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::launch;
@@ -17,7 +18,7 @@ use crate::network::NetworkRecord;
 use crate::pod::gc::OwedNetwork;
 use crate::pod::record::{self, Found, Record, State};
 use crate::pod::{self, Parked};
-use crate::proto::sandbox::sandbox::{ShutdownSandboxRequest, StopSandboxRequest};
+use crate::proto::sandbox::sandbox::ShutdownSandboxRequest;
 
 use super::host::Host;
 use super::supervisor::label;
@@ -32,9 +33,6 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 /// How long a supervisor may take from its last reply to its end.
 const LEAVE_LIMIT: Duration = Duration::from_secs(3);
 
-/// How often it is looked whether it has become a keeper.
-const LEAVE_POLL: Duration = Duration::from_millis(50);
-
 /// How long what fails is retried when there is no supervisor, as long as that would. Each try has its own bound.
 const RESCUE_BUDGET: Duration = Duration::from_secs(5);
 
@@ -44,26 +42,65 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// What StopSandbox may take on top of the grace and of one DEL.
 const STOP_MARGIN: Duration = Duration::from_secs(30);
 
-/// Stops the pod: synchronous, idempotent, bounded.
+/// How long a supervisor that nobody reaches may take to stop its pod after SIGTERM: the grace that containers have when
+/// nobody names one, and one DEL, on top.
+const TERMINATE_GRACE: Duration = Duration::from_secs(10);
+
+/// Stops the pod: synchronous, idempotent, bounded. With a supervisor that is dead, or that nobody reaches any more, from
+/// its journal.
+///
+/// # Errors
+/// `Busy`, "network clean-up pending", while a DEL fails; NotFound for what is no pod of ours.
 pub async fn stop(host: &Host, record: &Record, grace: u32) -> Result<()> {
-    let limit = Duration::from_secs(u64::from(grace)) + host.config.del_timeout() + STOP_MARGIN;
-    let request = StopSandboxRequest {
-        sandbox_id: record.id.clone(),
-        timeout_secs: grace,
-        ..Default::default()
-    };
-    let what = format!("stop pod {}", label(record));
-    client::retry_closed(&record.address, |client| {
-        let (request, what) = (request.clone(), what.clone());
-        async move {
-            let answer = client
-                .sandbox()
-                .stop_sandbox(client::context(Some(limit)), &request)
-                .await;
-            answer.map(drop).map_err(|e| client::from_ttrpc(&what, e))
+    let del = host.config.del_timeout();
+    let limit = Duration::from_secs(u64::from(grace)) + del + STOP_MARGIN;
+    let is_keeper = || is_keeper(host, record);
+    let supervisor = supervisor_of(record, &is_keeper);
+    match supervisor.stop(grace, limit).await {
+        Told::Done(()) => return Ok(()),
+        Told::Unknown(e) | Told::Failed(e) => return Err(e),
+        Told::Gone => {}
+        Told::Deaf(e) => {
+            output::complain(format!(
+                "{e}; its supervisor lives and nobody reaches it: telling it to stop by a signal"
+            ));
+            let limit = TERMINATE_GRACE + del + STOP_MARGIN;
+            if !supervisor.terminate(limit).await? {
+                supervisor.kill().await?;
+            }
         }
-    })
-    .await
+    }
+    stop_without(host, record).await
+}
+
+/// Stops a pod whose supervisor has ended, from its journal; its record stays until it is removed.
+pub async fn stop_without(host: &Host, record: &Record) -> Result<()> {
+    let (config, reaper) = (&host.config, host.reaper().await?);
+    let stopped = pod::stop_dead(config, reaper, &host.namespace, &record.id, RESCUE_BUDGET).await;
+    match stopped {
+        // Somebody has removed it meanwhile.
+        Err(e) if e.is_gone() => Ok(()),
+        other => other.map_err(|e| e.within(format!("stop pod {}", label(record)))),
+    }
+}
+
+fn supervisor_of<'a>(
+    record: &'a Record,
+    is_keeper: &'a (dyn Fn() -> bool + Sync),
+) -> Supervisor<'a> {
+    Supervisor {
+        id: &record.id,
+        name: label(record),
+        address: &record.address,
+        process: record.supervisor,
+        is_keeper,
+    }
+}
+
+/// It has let go of its pod and stays for a DEL that is still owed: it has closed its socket and needs nothing of ours.
+fn is_keeper(host: &Host, record: &Record) -> bool {
+    let network = record.network_record(&host.config);
+    network.owes_del() && !network.is_held()
 }
 
 /// Removes a pod that is known to be removable (see [`check`]), or any pod with `force`.
@@ -86,20 +123,31 @@ pub async fn pod(host: &Host, found: &Found, force: bool, parked: Parked) -> Res
         // Nothing but the network's own record is left: it is listed by that, and the rest must not stand in its way.
         if undone.is_err()
             && !host.pod_dir(id).join(record::FILE).exists()
-            && owes(host, id, parked)
+            && owes(&network_of(host, found), parked)
         {
             forget(host, id, name.as_deref()).await?;
         }
         undone?;
     }
-    owed(host, id, force, parked)?;
+    owed(&network_of(host, found), id, force, parked)?;
     forget(host, id, name.as_deref()).await
+}
+
+/// The record of its network. Where the journal tells its place no other is looked at: there may be thousands.
+fn network_of(host: &Host, found: &Found) -> NetworkRecord {
+    match found {
+        Found::Record(r) if !r.network.ours || !r.network.place.is_empty() => {
+            r.network_record(&host.config)
+        }
+        Found::Record(r) => NetworkRecord::find(&host.config, &host.namespace, &r.id),
+        Found::Broken { id, .. } => NetworkRecord::find(&host.config, &host.namespace, id),
+    }
 }
 
 /// A pod that lives without its runtime directory; by force.
 pub async fn astray(host: &Host, pod: &OwedNetwork) -> Result<()> {
     from_journal(host, &pod.id, true, Parked::Undone).await?;
-    owed(host, &pod.id, true, Parked::Undone)?;
+    owed(&pod.record, &pod.id, true, Parked::Undone)?;
     forget(host, &pod.id, Some(&pod.holder.name)).await
 }
 
@@ -149,57 +197,48 @@ pub fn check(host: &Host, found: &Found) -> Result<()> {
     }
 }
 
+/// By its supervisor; afterwards that is out of the way, and what it has left is in its journal.
 async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> {
+    let is_keeper = || is_keeper(host, record);
+    let supervisor = supervisor_of(record, &is_keeper);
     // Shutdown never fails for a DEL that is owed; a removal without force has to, so it asks for the DEL first.
     if record.state != State::Stopped || record.network.pending.is_some() {
-        match stop(host, record, FORCED_GRACE).await {
-            Err(e) if !force && !ended(&e) => return Err(e),
+        let limit = Duration::from_secs(u64::from(FORCED_GRACE));
+        let limit = limit + host.config.del_timeout() + STOP_MARGIN;
+        match supervisor.stop(FORCED_GRACE, limit).await {
+            Told::Failed(e) if !force => return Err(e),
+            Told::Gone => return Ok(()),
+            Told::Deaf(e) => return end(&supervisor, &e).await,
             // Shutdown is next, and stops for itself.
-            _ => {}
+            Told::Done(()) | Told::Unknown(_) | Told::Failed(_) => {}
         }
     }
-    let request = ShutdownSandboxRequest {
-        sandbox_id: record.id.clone(),
-        ..Default::default()
-    };
     failpoint::hit("cli.shutdown.before")?;
-    let what = format!("shut down pod {}", label(record));
-    let answer = client::retry_closed(&record.address, |client| {
-        let (request, what) = (request.clone(), what.clone());
-        async move {
-            let answer = client
-                .sandbox()
-                .shutdown_sandbox(client::context(Some(SHUTDOWN_LIMIT)), &request)
-                .await;
-            answer.map(drop).map_err(|e| client::from_ttrpc(&what, e))
-        }
-    })
-    .await;
+    let told = supervisor.shut_down(SHUTDOWN_LIMIT).await;
     failpoint::hit("cli.shutdown.after")?;
-    let Some(own) = record.supervisor else {
-        return Ok(());
-    };
-    match answer {
-        Ok(()) => {
-            // It may stay as the keeper of what it still owes; then it has closed its socket and needs nothing of ours.
-            let network = record.network_record(&host.config);
-            let kept = || network.owes_del() && !network.is_held();
-            let end = Instant::now() + LEAVE_LIMIT;
-            while !own.wait_gone(LEAVE_POLL).await && !kept() && Instant::now() < end {}
+    match told {
+        // What stays longer is at work detached, and refuses to have its journal touched.
+        Told::Done(()) | Told::Unknown(_) => {
+            supervisor.see_off(LEAVE_LIMIT).await;
             Ok(())
         }
-        Err(e) if ended(&e) && own.wait_gone(LEAVE_LIMIT).await => Ok(()),
-        Err(e) if !force => Err(e),
-        Err(e) => {
-            output::complain(format!(
-                "{e}; ending its supervisor (pid {}) and working from its journal",
-                own.pid
-            ));
-            own.signal(libc::SIGKILL)?;
-            own.wait_gone(LEAVE_LIMIT).await;
+        Told::Gone => Ok(()),
+        // It is leaving, and takes its time to tell a daemon what has ended.
+        Told::Deaf(_) if !host.pod_dir(&record.id).join(record::FILE).exists() => {
+            supervisor.see_off(LEAVE_LIMIT).await;
             Ok(())
         }
+        Told::Failed(e) if !force => Err(e),
+        Told::Failed(e) | Told::Deaf(e) => end(&supervisor, &e).await,
     }
+}
+
+async fn end(supervisor: &Supervisor<'_>, why: &Error) -> Result<()> {
+    output::complain(format!(
+        "{why}; ending its supervisor (pid {}) and working from its journal",
+        supervisor.process.map_or(0, |process| process.pid)
+    ));
+    supervisor.kill().await
 }
 
 /// The supervisor of a pod whose record cannot be read may live; nobody else tells it to go.
@@ -258,11 +297,10 @@ async fn from_journal(host: &Host, id: &str, force: bool, parked: Parked) -> Res
 }
 
 /// A DEL that is still owed is on record beside the pod and survives it.
-fn owed(host: &Host, id: &str, force: bool, parked: Parked) -> Result<()> {
-    if !owes(host, id, parked) {
+fn owed(network: &NetworkRecord, id: &str, force: bool, parked: Parked) -> Result<()> {
+    if !owes(network, parked) {
         return Ok(());
     }
-    let network = NetworkRecord::find(&host.config, &host.namespace, id);
     let what = format!(
         "remove pod {id}: network clean-up pending, see {}",
         network.dir().display()
@@ -279,8 +317,7 @@ fn owed(host: &Host, id: &str, force: bool, parked: Parked) -> Result<()> {
     Ok(())
 }
 
-fn owes(host: &Host, id: &str, parked: Parked) -> bool {
-    let network = NetworkRecord::find(&host.config, &host.namespace, id);
+fn owes(network: &NetworkRecord, parked: Parked) -> bool {
     let stays = parked == Parked::Stays && network.holder().is_some_and(|h| h.is_kept());
     network.owes_del() && !stays
 }

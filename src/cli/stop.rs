@@ -2,12 +2,10 @@
 
 use std::rc::Rc;
 
-use crate::error::Kind;
 use crate::pod::record::State;
 
 use super::failure::{Failure, NO_SUCH};
 use super::host::Host;
-use super::supervisor::label;
 use super::{output, parked, remove, select};
 
 /// Flags of `stop`.
@@ -44,20 +42,15 @@ async fn one(host: &Host, target: &str, grace: u32) -> Result<(), Failure> {
             return Ok(());
         }
     };
-    if !record.is_supervised() {
-        let name = label(&record);
-        return Err(Failure::no_such(
-            Kind::State,
-            format!(
-                "stop pod {name}: its supervisor has died; `podvisor rm {name}` undoes what is left of it"
-            ),
-        ));
-    }
     if record.state == State::Stopped && record.network.pending.is_none() {
         output::line(target);
         return Ok(());
     }
-    match remove::stop(host, &record, grace).await {
+    let stopped = match record.is_supervised() {
+        true => remove::stop(host, &record, grace).await,
+        false => remove::stop_without(host, &record).await,
+    };
+    match stopped {
         Ok(()) => {
             output::line(target);
             Ok(())

@@ -1,7 +1,11 @@
-//! Our outgoing ttrpc: connecting, telling a closed peer from a failed call, and the schedule of retries.
+//! Our outgoing ttrpc: connecting, telling a closed peer from a failed call, the schedule of retries, and the sequence by
+//! which a supervisor is asked to end its pod ([`removal`]).
 //!
-//! Promises that the spellings of "closed" are compared in one place, [`is_closed`]; a test pins them to the version of
-//! ttrpc in use. Must never decide what is safe to repeat: that is the caller's knowledge.
+//! Promises that the shapes of "closed" are compared in one place, [`closed`]. Must never decide what is safe to repeat:
+//! that is the caller's knowledge.
+
+pub mod closed;
+pub mod removal;
 
 use std::fmt;
 use std::future::Future;
@@ -13,29 +17,19 @@ use ttrpc::asynchronous::transport::Socket;
 use ttrpc::{Code, Error as Ttrpc};
 
 use crate::error::{Error, Kind, Result};
+use crate::proto::deadline;
 use crate::proto::events_ttrpc::events_ttrpc::EventsClient;
 use crate::proto::sandbox::sandbox_ttrpc::SandboxClient;
 use crate::proto::task_v3::shim_ttrpc::TaskClient;
 
+pub use self::closed::is_closed;
 pub use crate::sys::socket::is_live;
 
-/// Tries of [`retry_closed`], the first included: containerd's own number.
-const TRIES: u32 = 3;
+/// Tries of [`retry_closed`] after the first.
+const RETRIES: u32 = 3;
 
-/// Unit of the pause before try i+1: 100 ms x i^2, containerd's own schedule.
+/// Unit of the pause before retry i: 100 ms x i^2, containerd's own schedule.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// True when the error means that the peer has closed, in any of the spellings of ttrpc 0.10.
-///
-/// In flight it is `Socket("early eof")`, the next call on the same client is `Others("reserve channel …")`. The words
-/// `ttrpc: closed` are Go's and never come from this library.
-pub fn is_closed(error: &Ttrpc) -> bool {
-    match error {
-        Ttrpc::Socket(_) | Ttrpc::LocalClosed | Ttrpc::RemoteClosed | Ttrpc::Eof => true,
-        Ttrpc::Others(text) => text.starts_with("reserve channel capacity failed"),
-        _ => false,
-    }
-}
 
 /// The crate's error of a ttrpc error: kind by status code, closed becomes [`Kind::Gone`].
 pub fn from_ttrpc(what: &str, error: Ttrpc) -> Error {
@@ -74,7 +68,7 @@ impl Client {
             }),
             Err(e) => {
                 let kind = match e.kind() {
-                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Kind::Gone,
+                    _ if closed::is_closed_socket(&e) => Kind::Gone,
                     io::ErrorKind::WouldBlock => Kind::Busy,
                     _ => Kind::Other,
                 };
@@ -110,18 +104,21 @@ pub fn path_of(address: &str) -> &str {
     address.strip_prefix("unix://").unwrap_or(address)
 }
 
-/// A ttrpc context with a timeout; `None` sends none.
+/// The context of a call that is to be answered within `limit`; it waits [`deadline::GRACE`] longer, so that an answer
+/// which is sent at the last moment still arrives. `None`: however long it takes.
 pub fn context(limit: Option<Duration>) -> ttrpc::context::Context {
-    let nanos = limit.map_or(0, |limit| {
-        i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX).max(1)
-    });
-    ttrpc::context::with_timeout(nanos)
+    deadline::context(limit)
 }
 
-/// Runs `call` on a fresh connection, again after "closed": at most 3 tries, 100 ms x i^2 apart.
+/// The same for a caller who has `whole` and no more, in which the grace is.
+pub fn context_within(whole: Duration) -> ttrpc::context::Context {
+    deadline::context_within(whole)
+}
+
+/// Runs `call` on a fresh connection, and after "closed" again, at most three times, 100 ms x i^2 later.
 ///
 /// # Errors
-/// The last error when every try met a closed peer, the first one otherwise.
+/// The last error when every try met a closed peer, the first other one otherwise.
 pub async fn retry_closed<T, F, Fut>(address: &str, mut call: F) -> Result<T>
 where
     F: FnMut(Client) -> Fut,
@@ -134,13 +131,16 @@ where
             Err(e) => Err(e),
         };
         done += 1;
-        match result {
-            Err(e) if e.kind() == Kind::Gone && done < TRIES => {
-                tokio::time::sleep(PAUSE * done * done).await
-            }
-            other => return other,
+        match (result, pause_before(done)) {
+            (Err(e), Some(pause)) if e.kind() == Kind::Gone => tokio::time::sleep(pause).await,
+            (other, _) => return other,
         }
     }
+}
+
+/// The pause before retry `i` (from 1); None when that would be one too many.
+fn pause_before(i: u32) -> Option<Duration> {
+    (i <= RETRIES).then(|| PAUSE * i * i)
 }
 
 fn kind_of(code: Code) -> Kind {
@@ -193,12 +193,5 @@ mod tests {
             Kind::Deadline
         );
         assert!(!is_closed(&Ttrpc::Others("Unpack response error".into())));
-    }
-
-    #[test]
-    fn a_context_never_asks_for_forever_by_accident() {
-        assert_eq!(context(None).timeout_nano, 0);
-        assert_eq!(context(Some(Duration::ZERO)).timeout_nano, 1);
-        assert_eq!(context(Some(Duration::MAX)).timeout_nano, i64::MAX);
     }
 }

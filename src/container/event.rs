@@ -79,6 +79,15 @@ impl Announcer<'_> {
         self.publish("/tasks/exit", any::TASK_EXIT, &event);
     }
 
+    /// The kernel has killed processes of the container, or they are stuck, for want of memory.
+    pub fn out_of_memory(&self) {
+        let event = wire::TaskOOM {
+            container_id: self.id.into(),
+            ..Default::default()
+        };
+        self.publish("/tasks/oom", any::TASK_OOM, &event);
+    }
+
     /// Of the container; execs are deleted in silence.
     pub fn deleted(&self, pid: u32, exit: ExitRecord) {
         let event = wire::TaskDelete {

@@ -2,13 +2,14 @@
 //!
 //! One task per process. The exit of an exec is announced when it is seen; the exit of init is stored when it is seen
 //! and announced last: after a start under way, after everything else in the container was killed (unless its own pid
-//! namespace did that), and after the execs.
+//! namespace did that), and after the execs. What the kernel killed for want of memory is told before.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
+use super::oom;
 use super::record::ExitRecord;
 use super::state::Phase;
 use super::table::{Container, Shared};
@@ -19,12 +20,20 @@ use crate::process::{Child, Exit};
 
 /// How long init's exit waits for execs that cannot die (stuck in the kernel) or whose start hangs.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How a process ends that the kernel kills for want of memory: 128 + SIGKILL.
+const KILLED: u32 = 137;
 
 /// Announces the exit of init; call after its create was announced.
 pub(super) fn watch_init(shared: &Arc<Shared>, container: &Arc<Container>, child: Child) {
     let (shared, container) = (Arc::clone(shared), Arc::clone(container));
+    oom::begin(&container);
     tokio::spawn(async move {
-        let exit = record(child.wait().await);
+        let exit = tokio::select! {
+            exit = child.wait() => record(exit),
+            () = oom::watch(&shared, &container) => return,
+        };
+        // The kernel counts a kill before it sends the signal.
+        oom::tell(&shared, &container);
         failpoint::pass("container.exit.before");
         container.step(|inner| inner.note_exit(exit));
         // At once: who reads the journal after us must find the code.
@@ -67,6 +76,9 @@ pub(super) fn watch_exec(
     let (shared, container) = (Arc::clone(shared), Arc::clone(container));
     tokio::spawn(async move {
         let exit = record(child.wait().await);
+        if exit.code == KILLED {
+            oom::tell(&shared, &container);
+        }
         let pid = child.pid().unsigned_abs();
         container.step(|inner| {
             if inner

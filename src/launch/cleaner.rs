@@ -6,8 +6,11 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{Instant, timeout};
+use protobuf::MessageField;
+use protobuf::well_known_types::timestamp::Timestamp;
+use tokio::time::timeout;
 
+use crate::client::removal::{Supervisor, Told};
 use crate::client::{self, Client};
 use crate::clock;
 use crate::config::Config;
@@ -17,7 +20,7 @@ use crate::network::NetworkRecord;
 use crate::pod::record::{self, Found, Record};
 use crate::pod::{self, Deleted, Parked};
 use crate::process::Reaper;
-use crate::proto::sandbox::sandbox::{PingRequest, ShutdownSandboxRequest};
+use crate::proto::sandbox::sandbox::PingRequest;
 use crate::proto::task_v3::shim::{DeleteRequest, KillRequest, ShutdownRequest, WaitRequest};
 use crate::proto::time::system_time;
 
@@ -26,9 +29,6 @@ pub const STEP_LIMIT: Duration = Duration::from_millis(3500);
 
 /// How long a supervisor that was asked to leave may take before its life is doubted.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
-
-/// How often it is looked whether it has become a keeper.
-const LEAVE_POLL: Duration = Duration::from_millis(100);
 
 /// Undo after the answer: so many further tries, each this long. What is owed after that is on record.
 const LATE_TRIES: u32 = 3;
@@ -99,25 +99,32 @@ impl Cleaner<'_> {
         if !record.is_supervised() {
             return Asked::Nobody;
         }
-        let done = if whole {
-            self.ask_pod(record).await
-        } else {
-            self.ask_container(&record.address).await
+        let is_keeper = || self.is_keeper(record);
+        let supervisor = supervisor_of(record, &is_keeper);
+        let told = match (whole, record.state) {
+            (true, record::State::TaskOnly) => self.ask_group(&supervisor, record).await,
+            (true, _) => self.ask_pod(&supervisor, record).await,
+            (false, _) => self.ask_container(&supervisor, record).await,
         };
-        match done {
-            Ok(deleted) if whole => Asked::Leaving(deleted),
-            Ok(deleted) => Asked::Done(deleted),
-            // Whether one that does not answer still lives is up to `see_off`.
-            Err(_) if whole => Asked::Leaving(killed(record.infra.map_or(0, |infra| infra.pid))),
-            Err(e) if e.kind() == Kind::Gone => {
-                // It is ending, with its container; what is left of that is on record.
-                if let Some(supervisor) = record.supervisor {
-                    supervisor.wait_gone(STEP_LIMIT / 3).await;
-                }
-                Asked::Nobody
+        match told {
+            Told::Done(deleted) if whole => Asked::Leaving(deleted),
+            Told::Done(deleted) => Asked::Done(deleted),
+            // It knows nothing of the id: that is gone. Or it has gone itself, or is about to, having done what it was asked
+            // for, with the journal; where that is still there, it tells.
+            Told::Unknown(_) if whole => Asked::Leaving(self.last_known(record)),
+            Told::Unknown(_) => Asked::Done(killed(0)),
+            Told::Gone | Told::Deaf(_) if whole && !self.has_journal() => {
+                Asked::Leaving(self.last_known(record))
             }
+            Told::Gone => Asked::Nobody,
+            Told::Deaf(_) if whole => match supervisor.kill().await {
+                Ok(()) => Asked::Nobody,
+                Err(e) => Asked::Failed(e),
+            },
+            // Whether one that does not answer still lives is up to `see_off`.
+            Told::Failed(_) if whole => Asked::Leaving(self.last_known(record)),
             // A container is no reason to doubt the life of its pod.
-            Err(e) => Asked::Failed(e),
+            Told::Deaf(e) | Told::Failed(e) => Asked::Failed(e),
         }
     }
 
@@ -132,54 +139,65 @@ impl Cleaner<'_> {
                 // It may be at work on its first request just now; then it stays and answers for itself.
                 let _ = client
                     .task()
-                    .shutdown(client::context(Some(STEP_LIMIT / 3)), &request)
+                    .shutdown(client::context_within(STEP_LIMIT / 3), &request)
                     .await;
             }
         }
     }
 
-    async fn ask_pod(&self, record: &Record) -> Result<Deleted> {
-        if record.state == record::State::TaskOnly {
-            // The pod is a group of containers; the one called like the group goes, and the supervisor with the last.
-            let deleted = self.ask_container(&record.address).await?;
-            let request = ShutdownRequest {
-                id: self.id.to_owned(),
-                ..ShutdownRequest::default()
-            };
-            let client = Client::connect(&record.address).await?;
-            let shut = client
-                .task()
-                .shutdown(client::context(Some(STEP_LIMIT)), &request)
-                .await;
-            return shut
-                .map(|_| deleted)
-                .map_err(|e| client::from_ttrpc("shut down the task service", e));
+    async fn ask_pod(&self, supervisor: &Supervisor<'_>, record: &Record) -> Told<Deleted> {
+        let told = supervisor.shut_down(STEP_LIMIT).await;
+        told.map(|()| self.last_known(record))
+    }
+
+    /// What the id's process ended with by its record; killed by what we have asked for, where that did not know.
+    fn last_known(&self, record: &Record) -> Deleted {
+        match record.containers.get(self.id) {
+            Some(container) => Deleted {
+                pid: self.init_of(record),
+                exit_status: container.exit.map_or(KILLED, |exit| exit.code),
+                exited_at: container.exit.map_or_else(now, |exit| exit.at),
+            },
+            None => Deleted {
+                pid: u32::try_from(pid_of(record)).unwrap_or(0),
+                exit_status: record.exit_status.unwrap_or(KILLED),
+                exited_at: record.exited_at.unwrap_or_else(now),
+            },
         }
-        let request = ShutdownSandboxRequest {
-            sandbox_id: self.id.to_owned(),
-            ..ShutdownSandboxRequest::default()
+    }
+
+    fn has_journal(&self) -> bool {
+        let dir = self.config.sandbox_dir(self.namespace, self.id);
+        dir.join(record::FILE).exists()
+    }
+
+    /// The pod is a group of containers; the one called like the group goes, and the supervisor with the last.
+    async fn ask_group(&self, supervisor: &Supervisor<'_>, record: &Record) -> Told<Deleted> {
+        let deleted = match self.ask_container(supervisor, record).await {
+            Told::Done(deleted) => deleted,
+            Told::Unknown(_) => killed(0),
+            other => return other,
         };
-        let client = Client::connect(&record.address).await?;
-        let shut = client
-            .sandbox()
-            .shutdown_sandbox(client::context(Some(STEP_LIMIT)), &request)
-            .await;
-        shut.map_err(|e| client::from_ttrpc("shut down the sandbox", e))?;
-        Ok(Deleted {
-            pid: record
-                .infra
-                .and_then(|infra| u32::try_from(infra.pid).ok())
-                .unwrap_or(0),
-            exit_status: record.exit_status.unwrap_or(KILLED),
-            exited_at: record.exited_at.unwrap_or_else(now),
-        })
+        let request = ShutdownRequest {
+            id: self.id.to_owned(),
+            ..ShutdownRequest::default()
+        };
+        let shut = supervisor.ask(STEP_LIMIT, async |client, left| {
+            let task = client.task();
+            let answer = task.shutdown(client::context_within(left), &request);
+            answer
+                .await
+                .map_err(|e| client::from_ttrpc("shut down the task service", e))
+        });
+        match shut.await {
+            // With its last container it had nothing to stay for.
+            Told::Gone => Told::Done(deleted),
+            told => told.map(|_| deleted),
+        }
     }
 
     /// Kill, wait, delete: of this container alone.
-    async fn ask_container(&self, address: &str) -> Result<Deleted> {
-        let client = Client::connect(address).await?;
-        let task = client.task();
-        let limit = || client::context(Some(STEP_LIMIT / 3));
+    async fn ask_container(&self, supervisor: &Supervisor<'_>, record: &Record) -> Told<Deleted> {
         let id = || self.id.to_owned();
         let kill = KillRequest {
             id: id(),
@@ -187,41 +205,63 @@ impl Cleaner<'_> {
             all: true,
             ..KillRequest::default()
         };
+        let wait = WaitRequest {
+            id: id(),
+            ..WaitRequest::default()
+        };
+        let delete = DeleteRequest {
+            id: id(),
+            ..DeleteRequest::default()
+        };
+        let limit = STEP_LIMIT / 3;
         // Gone, ended or never started: the deletion tells.
-        let _ = task.kill(limit(), &kill).await;
-        let _ = task
-            .wait(
-                limit(),
-                &WaitRequest {
-                    id: id(),
-                    ..WaitRequest::default()
-                },
-            )
+        let _ = supervisor
+            .ask(limit, async |client, left| {
+                let task = client.task();
+                let answer = task.kill(client::context_within(left), &kill);
+                answer
+                    .await
+                    .map_err(|e| client::from_ttrpc("kill the container", e))
+            })
             .await;
-        match task
-            .delete(
-                limit(),
-                &DeleteRequest {
-                    id: id(),
-                    ..DeleteRequest::default()
-                },
-            )
-            .await
-        {
-            Ok(response) => Ok(Deleted {
-                pid: response.pid,
-                exit_status: response.exit_status,
-                exited_at: response
-                    .exited_at
-                    .as_ref()
-                    .and_then(system_time)
-                    .map_or_else(now, clock::unix_nanos),
+        let waited = supervisor
+            .ask(limit, async |client, left| {
+                let task = client.task();
+                let answer = task.wait(client::context_within(left), &wait);
+                let answer = answer
+                    .await
+                    .map_err(|e| client::from_ttrpc("wait for the container", e))?;
+                Ok((answer.exit_status, nanos(&answer.exited_at)))
+            })
+            .await;
+        let deleted = supervisor
+            .ask(limit, async |client, left| {
+                let task = client.task();
+                let answer = task.delete(client::context_within(left), &delete);
+                let answer = answer
+                    .await
+                    .map_err(|e| client::from_ttrpc("delete the container", e))?;
+                Ok(Deleted {
+                    pid: answer.pid,
+                    exit_status: answer.exit_status,
+                    exited_at: nanos(&answer.exited_at),
+                })
+            })
+            .await;
+        match (deleted, waited) {
+            // Deleted by an earlier try whose answer was lost, or by somebody else: what it ended with is known.
+            (Told::Unknown(_), Told::Done((exit_status, exited_at))) => Told::Done(Deleted {
+                pid: self.init_of(record),
+                exit_status,
+                exited_at,
             }),
-            Err(e) => match client::from_ttrpc("delete the container", e) {
-                gone if gone.is_gone() => Ok(killed(0)),
-                other => Err(other),
-            },
+            (told, _) => told,
         }
+    }
+
+    fn init_of(&self, record: &Record) -> u32 {
+        let init = record.containers.get(self.id).and_then(|c| c.init);
+        init.map_or(0, |init| u32::try_from(init.pid).unwrap_or(0))
     }
 
     /// Waits until the supervisor has left; one that neither leaves nor answers is killed. False: it lives and answers,
@@ -230,26 +270,15 @@ impl Cleaner<'_> {
         let (Owner::Pod(record) | Owner::Container(record)) = owner else {
             return true;
         };
-        let Some(supervisor) = record.supervisor else {
-            return true;
-        };
-        let end = Instant::now() + LEAVE_LIMIT;
-        while !supervisor.wait_gone(LEAVE_POLL).await {
-            if self.is_keeper(record) {
-                return true;
-            }
-            if Instant::now() >= end {
-                break;
-            }
-        }
-        if !supervisor.is_alive() {
+        let is_keeper = || self.is_keeper(record);
+        let supervisor = supervisor_of(record, &is_keeper);
+        if supervisor.see_off(LEAVE_LIMIT).await {
             return true;
         }
-        if record.state == record::State::TaskOnly || self.answers(&record.address).await {
+        if record.state == record::State::TaskOnly || self.answers(&supervisor).await {
             return false;
         }
-        let _ = supervisor.signal(libc::SIGKILL);
-        supervisor.wait_gone(LEAVE_LIMIT).await
+        supervisor.kill().await.is_ok()
     }
 
     /// It has let go of its pod and stays for a DEL that is still owed, or for a network that is parked.
@@ -269,25 +298,23 @@ impl Cleaner<'_> {
         NetworkRecord::find(self.config, &record.namespace, &record.id)
     }
 
-    async fn answers(&self, address: &str) -> bool {
+    async fn answers(&self, supervisor: &Supervisor<'_>) -> bool {
         let request = PingRequest {
             sandbox_id: self.id.to_owned(),
             ..PingRequest::default()
         };
-        let ping = async {
-            let client = Client::connect(address).await?;
-            let pong = client
-                .sandbox()
-                .ping_sandbox(client::context(Some(STEP_LIMIT)), &request)
-                .await;
-            pong.map(drop)
+        let ping = supervisor.ask(STEP_LIMIT, async |client, left| {
+            let sandbox = client.sandbox();
+            let answer = sandbox.ping_sandbox(client::context_within(left), &request);
+            answer
+                .await
                 .map_err(|e| client::from_ttrpc("ping the supervisor", e))
-        };
-        match timeout(STEP_LIMIT, ping).await {
-            Ok(Ok(())) => true,
+        });
+        match timeout(STEP_LIMIT * 2, ping).await {
+            Ok(Told::Done(_) | Told::Unknown(_)) => true,
             // An answer is an answer, whatever it says.
-            Ok(Err(e)) => !matches!(e.kind(), Kind::Gone | Kind::Deadline),
-            Err(_) => false,
+            Ok(Told::Failed(e)) => e.kind() != Kind::Deadline,
+            Ok(Told::Gone | Told::Deaf(_)) | Err(_) => false,
         }
     }
 
@@ -327,6 +354,30 @@ fn killed(pid: i32) -> Deleted {
         exit_status: KILLED,
         exited_at: now(),
     }
+}
+
+fn supervisor_of<'a>(
+    record: &'a Record,
+    is_keeper: &'a (dyn Fn() -> bool + Sync),
+) -> Supervisor<'a> {
+    Supervisor {
+        id: &record.id,
+        name: &record.id,
+        address: &record.address,
+        process: record.supervisor,
+        is_keeper,
+    }
+}
+
+fn pid_of(record: &Record) -> i32 {
+    record.infra.map_or(0, |infra| infra.pid)
+}
+
+/// Unix nanoseconds of a time on the wire; now, where there is none.
+fn nanos(at: &MessageField<Timestamp>) -> u64 {
+    at.as_ref()
+        .and_then(system_time)
+        .map_or_else(now, clock::unix_nanos)
 }
 
 fn now() -> u64 {

@@ -4,6 +4,7 @@
 //! verb ends within its limit and that the error says what the runtime said. Must never keep state of a container and
 //! never decide what a failure means for it.
 
+mod criu;
 mod failure;
 mod find;
 
@@ -19,6 +20,7 @@ use std::time::Duration;
 use crate::error::{Error, Kind, Result};
 use crate::process::{Helper, Output, Reaper};
 
+pub use criu::{Dump, Restore, check as check_criu};
 pub use find::{Flavour, choose, find};
 
 /// `start` only opens a fifo and runs the poststart hooks.
@@ -31,6 +33,8 @@ pub const KILL_LIMIT: Duration = Duration::from_secs(10);
 pub const DELETE_LIMIT: Duration = Duration::from_secs(30);
 /// `pause` and `resume` wait for the freezer.
 pub const FREEZE_LIMIT: Duration = Duration::from_secs(30);
+/// `update` writes a few files; a memory limit below what is used first waits for the kernel to make room.
+pub const UPDATE_LIMIT: Duration = Duration::from_secs(30);
 /// `features` prints a constant; the daemon waits for it at its start.
 pub const FEATURES_LIMIT: Duration = Duration::from_secs(5);
 
@@ -205,7 +209,20 @@ impl Runtime {
             .map(drop)
     }
 
-    /// One verb: bounded, with an environment of its own, in the bundle.
+    /// Changes the container's limits to those in `resources`, an OCI spec's `linux.resources` as JSON.
+    pub async fn update(
+        &self,
+        reaper: &Reaper,
+        bundle: &Path,
+        id: &str,
+        resources: Vec<u8>,
+    ) -> Result<()> {
+        let args = args(["update", "--resources", "-", id]);
+        self.run_fed(reaper, bundle, args, UPDATE_LIMIT, None, resources)
+            .await
+            .map(drop)
+    }
+
     async fn run(
         &self,
         reaper: &Reaper,
@@ -213,6 +230,20 @@ impl Runtime {
         verb: Vec<OsString>,
         limit: Duration,
         stdio: Option<[Stdio; 3]>,
+    ) -> Result<Output> {
+        self.run_fed(reaper, bundle, verb, limit, stdio, Vec::new())
+            .await
+    }
+
+    /// One verb: bounded, with an environment of its own, in the bundle. `input`: its standard input, without `stdio`.
+    async fn run_fed(
+        &self,
+        reaper: &Reaper,
+        bundle: &Path,
+        verb: Vec<OsString>,
+        limit: Duration,
+        stdio: Option<[Stdio; 3]>,
+        input: Vec<u8>,
     ) -> Result<Output> {
         let name = verb
             .first()
@@ -222,6 +253,7 @@ impl Runtime {
         helper.env = environment();
         helper.output_cap = OUTPUT_CAP;
         helper.stdio = stdio;
+        helper.stdin = input;
         helper.args = args(["--root"]);
         helper.args.push(self.root.clone().into());
         // A bundle that somebody has removed must not keep `delete` from working.

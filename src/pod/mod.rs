@@ -42,7 +42,7 @@ use crate::undo::{Patience, Progress};
 use protobuf::well_known_types::any::Any;
 
 pub use self::info::Status;
-pub use self::rescue::{Deleted, Parked, keep_abandoned, rescue};
+pub use self::rescue::{Deleted, Parked, keep_abandoned, rescue, stop_dead};
 
 use self::join::Job;
 use self::journal::Journal;
@@ -354,7 +354,8 @@ impl Pod {
         tokio::spawn(async move { gc::retry_due(pod.config(), &pod.shared.reaper).await });
     }
 
-    fn config(&self) -> &Config {
+    /// The settings it was started with.
+    pub fn config(&self) -> &Config {
         &self.shared.options.config
     }
 

@@ -98,7 +98,10 @@ pub async fn rescue(
     };
     failpoint::hit("rescue.lock.after")?;
     match record::read(&dir) {
-        Ok(record) => rescue_pod(config, reaper, &dir, record, budget, parked).await,
+        Ok(record) => {
+            let scope = Whole::Removed { parked };
+            rescue_pod(config, reaper, &dir, record, budget, scope).await
+        }
         Err(error) if error.kind() == Kind::NotFound || error.kind() == Kind::Invalid => {
             let network = NetworkRecord::find(config, namespace, id);
             if parked == Parked::Stays && is_kept(&network) {
@@ -111,13 +114,44 @@ pub async fn rescue(
     }
 }
 
+/// Stops the pod `id` of `namespace` without its supervisor, which has ended: everything of it is undone as in [`rescue`],
+/// its parked network, too, and its record stays, stopped, for who removes it.
+///
+/// Errors: those of [`rescue`]; NotFound and Invalid when there is no journal, or none that can be read.
+pub async fn stop_dead(
+    config: &Config,
+    reaper: &Reaper,
+    namespace: &str,
+    id: &str,
+    budget: Duration,
+) -> Result<()> {
+    crate::id::check_namespace(namespace)?;
+    crate::id::check("id", id)?;
+    let dir = config.sandbox_dir(namespace, id);
+    let _lock = lock(&dir, budget).await?;
+    let record = record::read(&dir)?;
+    rescue_pod(config, reaper, &dir, record, budget, Whole::Stopped)
+        .await
+        .map(drop)
+}
+
+/// What is to become of a pod.
+#[derive(Clone, Copy)]
+enum Whole {
+    Removed {
+        parked: Parked,
+    },
+    /// Nothing of it is left but its record.
+    Stopped,
+}
+
 async fn rescue_pod(
     config: &Config,
     reaper: &Reaper,
     dir: &Path,
     mut record: Record,
     budget: Duration,
-    parked: Parked,
+    whole: Whole,
 ) -> Result<Deleted> {
     refuse_supervised(&record)?;
     let deleted = outcome(&record);
@@ -129,7 +163,12 @@ async fn rescue_pod(
         }
     }
     let disk = record.network_record(config);
-    let stays = parked == Parked::Stays && is_kept(&disk);
+    let stays = matches!(
+        whole,
+        Whole::Removed {
+            parked: Parked::Stays
+        }
+    ) && is_kept(&disk);
     if record.network.ours && !stays {
         let this_boot = record.boot_id == clock::boot_id();
         let supervisor = record.supervisor.filter(|_| this_boot).map(|s| s.pid);
@@ -157,7 +196,14 @@ async fn rescue_pod(
         failpoint::hit("rescue.socket.before")?;
         remove_socket(&journal.read());
         failpoint::hit("rescue.close.before")?;
-        journal.close()?;
+        match whole {
+            Whole::Removed { .. } => journal.close()?,
+            Whole::Stopped => journal.update(|r| {
+                r.state = State::Stopped;
+                r.supervisor = None;
+                r.reason = Some("its supervisor had ended; what it left has been undone".into());
+            })?,
+        }
     } else {
         journal.note(|r| {
             r.state = State::NotReady;
@@ -452,6 +498,8 @@ mod tests {
             parked_at: None,
             started_at: None,
             exit,
+            oom_kills: 0,
+            oom_limit: None,
             stdin: String::new(),
             stdout: String::new(),
             stderr: String::new(),

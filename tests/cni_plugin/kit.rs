@@ -122,7 +122,12 @@ impl Attempt {
     }
 
     pub fn command(&self, verb: &str) -> Command {
-        let mut command = Command::new(PLUGIN);
+        self.command_of(Path::new(PLUGIN), verb)
+    }
+
+    /// The call of any plugin.
+    pub fn command_of(&self, plugin: &Path, verb: &str) -> Command {
+        let mut command = Command::new(plugin);
         command
             .env_clear()
             .env("CNI_COMMAND", verb)

@@ -1,6 +1,5 @@
 //! A client of containerd's CRI service: the few calls that a kubelet makes about a pod, messages by hand (field numbers
 //! of `runtime.v1`).
-
 #![allow(dead_code, reason = "each test file uses its own part of this module")]
 
 use std::time::Duration;
@@ -42,11 +41,9 @@ impl Cri {
         handler: &str,
         annotations: &[(String, String)],
     ) -> Result<String, Status> {
-        let mut config = config(name);
-        for (key, value) in annotations {
-            config = config.message(7, &Message::new().text(1, key).text(2, value));
-        }
-        self.run_within(&config, handler, BOUND)
+        let config = Self::config(name, annotations);
+        let request = Message::new().message(1, &config).text(2, handler);
+        self.call("RunPodSandbox", &request).map(|a| a.string(1))
     }
 
     /// RunPodSandbox with a deadline.
@@ -92,6 +89,59 @@ impl Cri {
             .map(drop)
     }
 
+    /// CreateContainer in the pod that [`run`](Self::run) made under this name; `config` is a ContainerConfig.
+    pub fn create_container(
+        &mut self,
+        pod: &str,
+        name: &str,
+        config: &Message,
+    ) -> Result<String, Status> {
+        let sandbox = Self::config(name, &[]);
+        let request = Message::new()
+            .text(1, pod)
+            .message(2, config)
+            .message(3, &sandbox);
+        self.call("CreateContainer", &request).map(|a| a.string(1))
+    }
+
+    /// StartContainer.
+    pub fn start_container(&mut self, id: &str) -> Result<(), Status> {
+        self.call("StartContainer", &Message::new().text(1, id))
+            .map(drop)
+    }
+
+    /// StopContainer, without grace.
+    pub fn stop_container(&mut self, id: &str) -> Result<(), Status> {
+        self.call("StopContainer", &Message::new().text(1, id))
+            .map(drop)
+    }
+
+    /// ExecSync: both outputs and the exit code.
+    pub fn exec_sync(&mut self, id: &str, words: &[&str]) -> Result<(String, String, u64), Status> {
+        let request = words
+            .iter()
+            .fold(Message::new().text(1, id), |m, word| m.text(2, word))
+            .varint(3, BOUND.as_secs());
+        let answer = self.call("ExecSync", &request)?;
+        Ok((answer.string(1), answer.string(2), answer.number(3)))
+    }
+
+    /// PodSandboxConfig of a pod in the namespace `apps`.
+    pub fn config(name: &str, annotations: &[(String, String)]) -> Message {
+        let metadata = Message::new()
+            .text(1, name)
+            .text(2, &format!("uid-{name}"))
+            .text(3, "apps");
+        let mut config = Message::new()
+            .message(1, &metadata)
+            .text(2, name)
+            .text(3, "/run/pod-logs");
+        for (key, value) in annotations {
+            config = config.message(7, &Message::new().text(1, key).text(2, value));
+        }
+        config.message(8, &Message::new())
+    }
+
     /// ImageStatus: whether it is there.
     pub fn has_image(&mut self, name: &str) -> bool {
         let image = Message::new().text(1, name);
@@ -105,19 +155,6 @@ impl Cri {
     fn call(&mut self, method: &str, request: &Message) -> Result<Answer, Status> {
         self.0.call(&format!("{RUNTIME}/{method}"), request, BOUND)
     }
-}
-
-/// PodSandboxConfig of a pod in the namespace `apps`.
-pub fn config(name: &str) -> Message {
-    let metadata = Message::new()
-        .text(1, name)
-        .text(2, &format!("uid-{name}"))
-        .text(3, "apps");
-    Message::new()
-        .message(1, &metadata)
-        .text(2, name)
-        .text(3, "/run/pod-logs")
-        .message(8, &Message::new())
 }
 
 /// The fields that PodSandbox and PodSandboxStatus have in common.

@@ -273,6 +273,11 @@ impl Message {
 pub struct Answer(Vec<u8>);
 
 impl Answer {
+    /// A message from elsewhere.
+    pub fn of(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+
     /// A number field.
     pub fn number(&self, field: u32) -> u64 {
         self.fields()
@@ -307,7 +312,7 @@ impl Answer {
     }
 
     /// Number, value and bytes of each field; fixed-size ones carry bytes.
-    fn fields(&self) -> Vec<(u32, u64, Vec<u8>)> {
+    pub fn fields(&self) -> Vec<(u32, u64, Vec<u8>)> {
         let (mut rest, mut fields) = (self.0.as_slice(), Vec::new());
         while !rest.is_empty() {
             let tag = take_varint(&mut rest);
