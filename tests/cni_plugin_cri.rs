@@ -182,12 +182,7 @@ fn end(cri: &mut Cri, id: &str) {
 }
 
 fn snapshot() -> support::Snapshot {
-    Scope::default()
-        .within(Duration::from_secs(30))
-        .allow("state /run/podvisor/.cni-log")
-        .allow("state /run/podvisor/cni/ids")
-        .allow("state /run/podvisor/cni/swept")
-        .take()
+    Scope::default().within(Duration::from_secs(30)).take()
 }
 
 /// All pods at once; every one comes up with one ADD of its own, and goes with one DEL.
@@ -361,9 +356,6 @@ fn a_daemon_that_is_killed_loses_no_work() {
         // What the daemon had made of a sandbox that it was killed over is the daemon's.
         let before = Scope::default()
             .within(Duration::from_secs(30))
-            .allow("state /run/podvisor/.cni-log")
-            .allow("state /run/podvisor/cni/ids")
-            .allow("state /run/podvisor/cni/swept")
             .allow("netns /run/netns/cni-")
             .allow("mount /run/netns/cni-")
             .allow("process")

@@ -23,6 +23,7 @@ const POINTS: &[&str] = &[
     "cni-add.plugin.after",
     "cni-add.result.before",
     "cni-add.result.after",
+    "cni-job.failed",
     "cni-job.park.before",
     "cni-job.park.after",
     "cni-claim.before",
@@ -50,9 +51,10 @@ fn life(list: &serde_json::Value, number: usize, point: &str, act: &str) {
     let dir = Path::new("/run/faults").join(number.to_string());
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("hits"), "").unwrap();
-    // A claim that was not heard of comes before its release.
+    // A claim that was not heard of comes before its release, and a failure before its end.
     let more = match point {
         "cni-plugin.release.after" => "cni-plugin.answer.before=1*die\n",
+        "cni-job.failed" => "cni-add.plugin.before=1*fail(no)\n",
         _ => "",
     };
     fs::write(dir.join("rules"), format!("{more}{point}=1*{act}\n")).unwrap();
@@ -93,6 +95,14 @@ fn until_deleted(attempt: &Attempt, point: &str) {
 }
 
 fn lives(act: &str) {
+    let own = ["cni-plugin.", "cni-job.", "cni-claim."];
+    for point in podvisor::failpoint::POINTS {
+        let ours = own.iter().any(|prefix| point.starts_with(prefix));
+        assert!(
+            !ours || POINTS.contains(point),
+            "{point} is not gone through"
+        );
+    }
     settings(1.0);
     let (plugin, list) = bridge();
     let before = snapshot();

@@ -19,14 +19,9 @@ pub const PLUGIN: &str = env!("CARGO_BIN_EXE_podvisor-cni");
 /// For what takes as long as a loaded machine needs.
 pub const BOUND: Duration = Duration::from_secs(60);
 
-/// What was kept on purpose: the jobs' log, and the attempts of the last hour.
+/// What is there; jobs take a moment to leave.
 pub fn snapshot() -> Snapshot {
-    Scope::default()
-        .within(Duration::from_secs(20))
-        .allow("state /run/podvisor/.cni-log")
-        .allow("state /run/podvisor/cni/ids")
-        .allow("state /run/podvisor/cni/swept")
-        .take()
+    Scope::default().within(Duration::from_secs(20)).take()
 }
 
 /// Settings; an unclaimed network lives one and a half of `interval`, seconds.
