@@ -188,6 +188,8 @@ async fn end(shared: &Shared, container: &Arc<Container>, grace: Duration) -> Re
         }
     }
     let Some(init) = container.init() else {
+        // From a checkpoint, and not restored yet; a restore under way is given up.
+        container.cancel();
         return Ok(());
     };
     if container.inner().init.has_exited() {

@@ -177,7 +177,16 @@ async fn clear_scratch(record: &ContainerRecord) -> Result<()> {
         Err(_) => {}
     }
     bounded_unmount(&scratch).await?;
-    remove_dir(&scratch)
+    match fs::remove_dir_all(&scratch) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        // The daemon's disk: what is on it goes with the bundle, and nothing of the container's is in use any more.
+        Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => {
+            tracing::warn!(id = record.id, %error, "{} stays: it cannot be written to", scratch.display());
+            Ok(())
+        }
+        Err(e) => Err(Error::io(format!("remove {}", scratch.display()), e)),
+    }
 }
 
 async fn bounded_unmount(path: &Path) -> Result<()> {

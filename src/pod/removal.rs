@@ -128,6 +128,22 @@ impl Pod {
         true
     }
 
+    /// Undoes a sandbox that was created and is not being started, if it still is that, with what its command had made for
+    /// it; says whether the supervisor leaves.
+    pub async fn abandon(&self) -> bool {
+        let undone = self.end(Duration::ZERO, || self.is_only_created()).await;
+        if let Err(error) = undone {
+            tracing::error!(%error, "undo a pod that was created and that nobody has started");
+        }
+        self.forget_what_is_beside();
+        matches!(self.lock().phase, Phase::Ending)
+    }
+
+    /// CreateSandbox was the last that anybody wanted: nothing runs, nothing is being made.
+    pub fn is_only_created(&self) -> bool {
+        matches!(self.lock().phase, Phase::Created)
+    }
+
     /// SIGTERM: stops with grace, undoes everything, parked things too, and the supervisor leaves.
     pub async fn terminate(&self) {
         // Whoever ends the process ends the keeper, too; the record stays.
