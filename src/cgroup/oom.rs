@@ -88,10 +88,7 @@ impl OomWatch {
     /// NotFound when the group has no memory controller, else what the kernel says.
     pub fn of(group: &Group) -> Result<Self> {
         let dir = directory(group).ok_or_else(|| {
-            let what = format!(
-                "watch the memory of cgroup {}: no such group",
-                group.path()
-            );
+            let what = format!("watch the memory of cgroup {}: no such group", group.path());
             Error::new(Kind::NotFound, what)
         })?;
         let what = || format!("watch the memory of cgroup {}", dir.display());
