@@ -4,6 +4,7 @@
 //! numbers and types are containerd's. Must never hold a rule about what a message means; that is for the rooms.
 
 pub mod any;
+pub mod deadline;
 pub mod time;
 
 /// Declares one set of generated files; `$shared` are the modules its files look for beside them.

@@ -24,7 +24,14 @@ fn pods_live_and_die_on_cgroup_v2() {
     lab.args(["--rooms", "--bin", bin::dir().to_str().unwrap()]);
     // This program itself: one of its tests is run there.
     lab.arg("--file").arg(std::env::current_exe().unwrap());
-    lab.args(["--timeout", "540", "pod-on-v2", "rooms-on-v2", "criu-on-v2"]);
+    lab.args([
+        "--timeout",
+        "540",
+        "pod-on-v2",
+        "retry-on-v2",
+        "rooms-on-v2",
+        "criu-on-v2",
+    ]);
     // What it prints is shown when it fails, and names what did.
     let output = run(&mut lab, Duration::from_secs(580)).ok();
     println!("{}", output.stdout);

@@ -159,6 +159,7 @@ impl Plan {
             started_at: None,
             exit: None,
             oom_kills: 0,
+            oom_limit: None,
             stdin: request.stdin.clone(),
             stdout: request.stdout.clone(),
             stderr: request.stderr.clone(),

@@ -39,7 +39,7 @@ use crate::process::Reaper;
 
 pub use crate::spec::options::Options as RuntimeOptions;
 pub use checkpoint::CheckpointRequest;
-pub use record::{ContainerRecord, Events, ExitRecord, Ledger, Status};
+pub use record::{ContainerRecord, Events, ExitRecord, Ledger, OomLimit, Status};
 pub use undo::undo;
 
 pub use crate::oci::Dump;
@@ -374,6 +374,12 @@ impl Containers {
         parking::are_all_unclaimed(&self.shared)
     }
 
+    /// Resolves when the next container has been thrown away because nobody took it in its time.
+    pub async fn one_was_unclaimed(&self) {
+        // The sender lives as long as this does.
+        let _ = self.shared.unclaimed.subscribe().changed().await;
+    }
+
     /// A [`Containers::stop_all`] that is under way gives no grace beyond `grace` from now: whoever asks last does not wait
     /// for the patience of whoever asked first.
     pub fn shorten_grace(&self, grace: Duration) {
@@ -387,5 +393,15 @@ impl Containers {
     /// The first; the others are still stopped.
     pub async fn stop_all(&self, grace: Duration, delete: bool) -> Result<()> {
         kill::stop_all(&self.shared, grace, delete).await
+    }
+
+    /// Whether a process of a container lives; `killed`: of one that was stopped, and hangs in the kernel.
+    pub fn is_any_alive(&self, killed: bool) -> bool {
+        kill::is_any_alive(&self.shared, killed)
+    }
+
+    /// SIGKILL once more to what is left of all of them, thawed where it is frozen. Waits a second for each at most.
+    pub async fn kill_what_is_left(&self) {
+        kill::kill_what_is_left(&self.shared).await;
     }
 }

@@ -321,6 +321,7 @@ mod tests {
             started_at: None,
             exit: None,
             oom_kills: 0,
+            oom_limit: None,
             stdin: String::new(),
             stdout: String::new(),
             stderr: String::new(),

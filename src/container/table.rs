@@ -45,6 +45,8 @@ pub(super) struct Shared {
     joined: Mutex<BTreeMap<&'static str, u64>>,
     /// Whatever grace a stop was given, it ends here.
     grace_end: watch::Sender<Option<Instant>>,
+    /// How many were thrown away because nobody took them.
+    pub unclaimed: watch::Sender<u64>,
 }
 
 /// One creation and whom it is for.
@@ -113,6 +115,7 @@ impl Shared {
             creations: Mutex::default(),
             joined: Mutex::default(),
             grace_end: watch::Sender::new(None),
+            unclaimed: watch::Sender::new(0),
         }
     }
 

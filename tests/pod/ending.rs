@@ -207,7 +207,7 @@ fn a_shutdown_with_a_negative_deadline_from_a_caller_who_has_left_is_executed() 
     );
 }
 
-/// Checklist 53 and 59. An unknown service is ttrpc's own business, which says INVALID_ARGUMENT (see
+/// Checklist 53 (while it is not built) and 59. An unknown service is ttrpc's own business, which says INVALID_ARGUMENT (see
 /// `ttrpc_semantics`); an unknown method of a service of ours, too, so every method is there.
 #[test]
 fn what_nobody_serves_is_unimplemented() {
