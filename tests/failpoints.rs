@@ -17,6 +17,8 @@
 mod cri;
 #[path = "failpoints/image.rs"]
 mod image;
+#[path = "failpoints/many.rs"]
+mod many;
 #[path = "failpoints/pods.rs"]
 mod pods;
 #[path = "failpoints/sandboxes.rs"]

@@ -57,17 +57,22 @@ impl OomCount {
 
     /// What happened since the last look. A group that is gone has no news.
     pub fn news(&mut self, group: &Group) -> OomNews {
-        let now = count(group);
+        let mut now = count(group);
         let mut news = OomNews {
             stuck: is_stuck(group),
             ..OomNews::default()
         };
-        for (dir, counters) in &now {
+        for (dir, counters) in &mut now {
             let before = self.seen.get(dir).copied().unwrap_or_default();
             // Less than before: another group of the same name.
             let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
-            news.kills += since(counters.kills, before.kills);
-            news.own_limit |= since(counters.hits, before.hits) > 0;
+            let kills = since(counters.kills, before.kills);
+            news.kills += kills;
+            // A hit may be seen before the kill that it leads to.
+            match kills {
+                0 => counters.hits = before.hits.min(counters.hits),
+                _ => news.own_limit |= since(counters.hits, before.hits) > 0,
+            }
         }
         self.seen = now;
         news
@@ -88,10 +93,7 @@ impl OomWatch {
     /// NotFound when the group has no memory controller, else what the kernel says.
     pub fn of(group: &Group) -> Result<Self> {
         let dir = directory(group).ok_or_else(|| {
-            let what = format!(
-                "watch the memory of cgroup {}: no such group",
-                group.path()
-            );
+            let what = format!("watch the memory of cgroup {}: no such group", group.path());
             Error::new(Kind::NotFound, what)
         })?;
         let what = || format!("watch the memory of cgroup {}", dir.display());
@@ -178,10 +180,11 @@ fn count(group: &Group) -> BTreeMap<PathBuf, Counters> {
         return all;
     }
     walk(&dir, &mut |dir| {
-        let hits = fs::read_to_string(dir.join("memory.failcnt")).ok();
+        // Memory with swap is asked first, and usually has the same limit.
+        let hits = ["memory.failcnt", "memory.memsw.failcnt"].map(|file| number(dir, file));
         let counters = Counters {
             kills: keyed(dir, CONTROL, "oom_kill"),
-            hits: hits.and_then(|n| n.trim().parse().ok()).unwrap_or(0),
+            hits: hits.into_iter().fold(0, u64::saturating_add),
         };
         all.insert(dir.to_owned(), counters);
     });
@@ -193,6 +196,11 @@ fn is_stuck(group: &Group) -> bool {
         keyed(dir, CONTROL, "oom_kill_disable") == 1 && keyed(dir, CONTROL, "under_oom") == 1
     };
     !group.v2 && directory(group).is_some_and(|dir| is_on(&dir))
+}
+
+fn number(dir: &Path, file: &str) -> u64 {
+    let text = fs::read_to_string(dir.join(file)).unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
 }
 
 /// The number behind `key` in a file of `key number` lines; 0 where there is none.

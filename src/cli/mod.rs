@@ -10,6 +10,7 @@
 //! that allows it.
 
 mod attach;
+mod bundle;
 mod container;
 mod create;
 mod each;

@@ -33,9 +33,6 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 /// How long a supervisor may take from its last reply to its end.
 const LEAVE_LIMIT: Duration = Duration::from_secs(3);
 
-/// How often it is looked whether it has become a keeper.
-const LEAVE_POLL: Duration = Duration::from_millis(50);
-
 /// How long what fails is retried when there is no supervisor, as long as that would. Each try has its own bound.
 const RESCUE_BUDGET: Duration = Duration::from_secs(5);
 
@@ -126,20 +123,31 @@ pub async fn pod(host: &Host, found: &Found, force: bool, parked: Parked) -> Res
         // Nothing but the network's own record is left: it is listed by that, and the rest must not stand in its way.
         if undone.is_err()
             && !host.pod_dir(id).join(record::FILE).exists()
-            && owes(host, id, parked)
+            && owes(&network_of(host, found), parked)
         {
             forget(host, id, name.as_deref()).await?;
         }
         undone?;
     }
-    owed(host, id, force, parked)?;
+    owed(&network_of(host, found), id, force, parked)?;
     forget(host, id, name.as_deref()).await
+}
+
+/// The record of its network. Where the journal tells its place no other is looked at: there may be thousands.
+fn network_of(host: &Host, found: &Found) -> NetworkRecord {
+    match found {
+        Found::Record(r) if !r.network.ours || !r.network.place.is_empty() => {
+            r.network_record(&host.config)
+        }
+        Found::Record(r) => NetworkRecord::find(&host.config, &host.namespace, &r.id),
+        Found::Broken { id, .. } => NetworkRecord::find(&host.config, &host.namespace, id),
+    }
 }
 
 /// A pod that lives without its runtime directory; by force.
 pub async fn astray(host: &Host, pod: &OwedNetwork) -> Result<()> {
     from_journal(host, &pod.id, true, Parked::Undone).await?;
-    owed(host, &pod.id, true, Parked::Undone)?;
+    owed(&pod.record, &pod.id, true, Parked::Undone)?;
     forget(host, &pod.id, Some(&pod.holder.name)).await
 }
 
@@ -215,6 +223,11 @@ async fn by_supervisor(host: &Host, record: &Record, force: bool) -> Result<()> 
             Ok(())
         }
         Told::Gone => Ok(()),
+        // It is leaving, and takes its time to tell a daemon what has ended.
+        Told::Deaf(_) if !host.pod_dir(&record.id).join(record::FILE).exists() => {
+            supervisor.see_off(LEAVE_LIMIT).await;
+            Ok(())
+        }
         Told::Failed(e) if !force => Err(e),
         Told::Failed(e) | Told::Deaf(e) => end(&supervisor, &e).await,
     }
@@ -284,11 +297,10 @@ async fn from_journal(host: &Host, id: &str, force: bool, parked: Parked) -> Res
 }
 
 /// A DEL that is still owed is on record beside the pod and survives it.
-fn owed(host: &Host, id: &str, force: bool, parked: Parked) -> Result<()> {
-    if !owes(host, id, parked) {
+fn owed(network: &NetworkRecord, id: &str, force: bool, parked: Parked) -> Result<()> {
+    if !owes(network, parked) {
         return Ok(());
     }
-    let network = NetworkRecord::find(&host.config, &host.namespace, id);
     let what = format!(
         "remove pod {id}: network clean-up pending, see {}",
         network.dir().display()
@@ -305,8 +317,7 @@ fn owed(host: &Host, id: &str, force: bool, parked: Parked) -> Result<()> {
     Ok(())
 }
 
-fn owes(host: &Host, id: &str, parked: Parked) -> bool {
-    let network = NetworkRecord::find(&host.config, &host.namespace, id);
+fn owes(network: &NetworkRecord, parked: Parked) -> bool {
     let stays = parked == Parked::Stays && network.holder().is_some_and(|h| h.is_kept());
     network.owes_del() && !stays
 }

@@ -11,16 +11,21 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Client, context, from_ttrpc, pause_before};
+use super::{Client, context_within, from_ttrpc, pause_before};
 use crate::error::{Error, Kind, Result};
 use crate::process::Identity;
-use crate::proto::sandbox::sandbox::{ShutdownSandboxRequest, StopSandboxRequest};
+use crate::proto::sandbox::sandbox::{PingRequest, ShutdownSandboxRequest, StopSandboxRequest};
 
 /// How long a supervisor that has closed its socket may take to end before its life is doubted.
 const CLOSED_LIMIT: Duration = Duration::from_secs(3);
 
 /// How often it is looked whether a supervisor has ended, or has become a keeper.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// How often one that takes its time is asked whether it stands still, and how long it may take to say no. Questions never
+/// wait for work; this is what a machine that is far behind needs for one.
+const STILL_LOOK: Duration = Duration::from_secs(5);
+const STILL_LIMIT: Duration = Duration::from_secs(20);
 
 /// How long a process may take to go after SIGKILL.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
@@ -88,12 +93,15 @@ impl Supervisor<'_> {
             ..Default::default()
         };
         let what = format!("stop pod {}", self.name);
-        self.ask(limit, async |client, left| {
+        let asked = self.ask(limit, async |client, left| {
             let sandbox = client.sandbox();
-            let answer = sandbox.stop_sandbox(context(Some(left)), &request).await;
+            let answer = sandbox.stop_sandbox(context_within(left), &request).await;
             answer.map(drop).map_err(|e| from_ttrpc(&what, e))
-        })
-        .await
+        });
+        tokio::select! {
+            told = asked => told,
+            error = self.stands_still() => Told::Failed(error),
+        }
     }
 
     /// ShutdownSandbox, `limit` for all of it. After `Done` it leaves by itself: see [`Self::see_off`].
@@ -103,12 +111,44 @@ impl Supervisor<'_> {
             ..Default::default()
         };
         let what = format!("shut down pod {}", self.name);
-        self.ask(limit, async |client, left| {
+        let asked = self.ask(limit, async |client, left| {
             let sandbox = client.sandbox();
-            let answer = sandbox.shutdown_sandbox(context(Some(left)), &request);
+            let answer = sandbox.shutdown_sandbox(context_within(left), &request);
             answer.await.map(drop).map_err(|e| from_ttrpc(&what, e))
-        })
-        .await
+        });
+        tokio::select! {
+            told = asked => told,
+            error = self.stands_still() => Told::Failed(error),
+        }
+    }
+
+    /// Resolves when it does not answer a plain question any more; never otherwise.
+    async fn stands_still(&self) -> Error {
+        let request = PingRequest {
+            sandbox_id: self.id.to_owned(),
+            ..Default::default()
+        };
+        loop {
+            sleep(STILL_LOOK).await;
+            let Ok(client) = Client::connect(self.address).await else {
+                continue;
+            };
+            let sandbox = client.sandbox();
+            let pong = sandbox.ping_sandbox(context(Some(STILL_LIMIT)), &request);
+            match pong.await.map_err(|e| from_ttrpc("ping", e)) {
+                Err(e) if e.kind() == Kind::Deadline => break,
+                _ => {}
+            }
+        }
+        let pid = self.process.map_or(0, |process| process.pid);
+        Error::new(
+            Kind::Deadline,
+            format!(
+                "ask the supervisor of pod {0} (pid {pid}): it has answered nothing for {1} s, so that it stands still or hangs; let it go on, or end it with `podvisor rm -f {0}`",
+                self.name,
+                STILL_LIMIT.as_secs()
+            ),
+        )
     }
 
     /// One request, on a fresh connection each time: after "closed" again, 100 ms x i^2 later, at most three times, within
@@ -206,5 +246,96 @@ impl Supervisor<'_> {
 
     fn is_out_of_the_way(&self) -> bool {
         self.process.is_none_or(|process| !process.is_alive()) || (self.is_keeper)()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn own() -> Identity {
+        Identity::own().unwrap()
+    }
+
+    /// A process that is not there (any more): its pid is another's.
+    fn dead() -> Identity {
+        Identity {
+            start_time: own().start_time + 1,
+            ..own()
+        }
+    }
+
+    async fn asked(process: Option<Identity>, keeper: bool) -> (Told<()>, Duration) {
+        let supervisor = Supervisor {
+            id: "p1",
+            name: "web",
+            address: "/nowhere/at/all",
+            process,
+            is_keeper: &|| keeper,
+        };
+        let begun = Instant::now();
+        let told = supervisor.shut_down(LIMIT).await;
+        (told, begun.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_nobody_listens_the_process_decides() {
+        for (process, keeper) in [(None, false), (Some(dead()), false), (Some(own()), true)] {
+            let (told, took) = asked(process, keeper).await;
+            assert!(matches!(told, Told::Gone), "{told:?}");
+            assert_eq!(took, Duration::ZERO, "asked again for nothing");
+        }
+        let (told, took) = asked(Some(own()), false).await;
+        assert!(matches!(told, Told::Deaf(_)), "{told:?}");
+        // Three pauses, and the time that one who leaves is given.
+        assert!(took >= PAUSES + CLOSED_LIMIT && took < LIMIT, "{took:?}");
+    }
+
+    const PAUSES: Duration = Duration::from_millis(100 + 400 + 900);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_is_cut_is_made_anew_three_times() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let listener = tokio::net::UnixListener::from_std(listener).unwrap();
+        let serve = tokio::spawn(async move {
+            let mut count = 0;
+            while count < 4 {
+                drop(listener.accept().await);
+                count += 1;
+            }
+            count
+        });
+        let supervisor = Supervisor {
+            id: "p1",
+            name: "web",
+            address: &path.to_string_lossy(),
+            process: Some(own()),
+            is_keeper: &|| false,
+        };
+        let told = supervisor.stop(1, LIMIT).await;
+        assert!(matches!(told, Told::Deaf(_)), "{told:?}");
+        assert_eq!(serve.await.unwrap(), 4);
+        assert!(!supervisor.see_off(Duration::from_secs(1)).await);
+    }
+
+    #[tokio::test]
+    async fn nobody_else_is_ever_killed() {
+        for (process, keeper) in [(None, false), (Some(dead()), false), (Some(own()), true)] {
+            let supervisor = Supervisor {
+                id: "p1",
+                name: "web",
+                address: "",
+                process,
+                is_keeper: &|| keeper,
+            };
+            supervisor.kill().await.unwrap();
+            assert!(supervisor.terminate(LIMIT).await.unwrap());
+        }
     }
 }

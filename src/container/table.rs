@@ -37,6 +37,8 @@ pub(super) struct Shared {
     pub reaper: Reaper,
     ledger: Arc<dyn Ledger>,
     events: Arc<dyn Events>,
+    /// Streams of bytes that clients come for by name.
+    pub streams: stdio::Streams,
     table: Mutex<BTreeMap<String, Arc<Container>>>,
     /// By container: from the request that begins one until nothing of the container is left.
     creations: Mutex<BTreeMap<String, Making>>,
@@ -69,6 +71,10 @@ pub(super) struct Fixed {
     pub stop_signal: u32,
     /// As the request has it.
     pub rootfs: Vec<Mount>,
+    /// For a restore; so the one below.
+    pub no_pivot_root: bool,
+    /// criu's directory; empty for one in the bundle.
+    pub criu_work: String,
 }
 
 /// One container.
@@ -104,6 +110,7 @@ impl Shared {
             reaper,
             ledger,
             events,
+            streams: stdio::Streams::default(),
             table: Mutex::default(),
             creations: Mutex::default(),
             joined: Mutex::default(),
@@ -244,6 +251,7 @@ impl Shared {
             uid: fixed.io_owner.0,
             gid: fixed.io_owner.1,
             direct,
+            streams: self.streams.clone(),
             console_dir: self.config.runtime_root.join("s"),
             container: fixed.id.clone(),
             namespace: self.namespace.clone(),

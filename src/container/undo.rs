@@ -19,6 +19,7 @@ use crate::mount::unmount_tree;
 use crate::oci::{Flavour, Runtime, SCRATCH};
 use crate::process::Reaper;
 use crate::stdio;
+use crate::sys::process::told;
 
 /// How long killed processes may take to be gone.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
@@ -97,8 +98,9 @@ async fn kill(record: &ContainerRecord) -> Result<()> {
         Some(init) if !init.wait_gone(KILL_LIMIT).await => Err(Error::new(
             Kind::Deadline,
             format!(
-                "end container {}: pid {} was killed and is still there",
-                record.id, init.pid
+                "end container {}: {} was killed and is still there",
+                record.id,
+                told(init.pid)
             ),
         )),
         _ => Ok(()),
@@ -175,7 +177,16 @@ async fn clear_scratch(record: &ContainerRecord) -> Result<()> {
         Err(_) => {}
     }
     bounded_unmount(&scratch).await?;
-    remove_dir(&scratch)
+    match fs::remove_dir_all(&scratch) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        // The daemon's disk: what is on it goes with the bundle, and nothing of the container's is in use any more.
+        Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => {
+            tracing::warn!(id = record.id, %error, "{} stays: it cannot be written to", scratch.display());
+            Ok(())
+        }
+        Err(e) => Err(Error::io(format!("remove {}", scratch.display()), e)),
+    }
 }
 
 async fn bounded_unmount(path: &Path) -> Result<()> {

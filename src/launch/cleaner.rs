@@ -109,16 +109,20 @@ impl Cleaner<'_> {
         match told {
             Told::Done(deleted) if whole => Asked::Leaving(deleted),
             Told::Done(deleted) => Asked::Done(deleted),
-            // It knows nothing of the id: that is gone.
-            Told::Unknown(_) if whole => Asked::Leaving(killed(pid_of(record))),
+            // It knows nothing of the id: that is gone. Or it has gone itself, or is about to, having done what it was asked
+            // for, with the journal; where that is still there, it tells.
+            Told::Unknown(_) if whole => Asked::Leaving(self.last_known(record)),
             Told::Unknown(_) => Asked::Done(killed(0)),
+            Told::Gone | Told::Deaf(_) if whole && !self.has_journal() => {
+                Asked::Leaving(self.last_known(record))
+            }
             Told::Gone => Asked::Nobody,
             Told::Deaf(_) if whole => match supervisor.kill().await {
                 Ok(()) => Asked::Nobody,
                 Err(e) => Asked::Failed(e),
             },
             // Whether one that does not answer still lives is up to `see_off`.
-            Told::Failed(_) if whole => Asked::Leaving(killed(pid_of(record))),
+            Told::Failed(_) if whole => Asked::Leaving(self.last_known(record)),
             // A container is no reason to doubt the life of its pod.
             Told::Deaf(e) | Told::Failed(e) => Asked::Failed(e),
         }
@@ -135,19 +139,36 @@ impl Cleaner<'_> {
                 // It may be at work on its first request just now; then it stays and answers for itself.
                 let _ = client
                     .task()
-                    .shutdown(client::context(Some(STEP_LIMIT / 3)), &request)
+                    .shutdown(client::context_within(STEP_LIMIT / 3), &request)
                     .await;
             }
         }
     }
 
     async fn ask_pod(&self, supervisor: &Supervisor<'_>, record: &Record) -> Told<Deleted> {
-        let deleted = || Deleted {
-            pid: u32::try_from(pid_of(record)).unwrap_or(0),
-            exit_status: record.exit_status.unwrap_or(KILLED),
-            exited_at: record.exited_at.unwrap_or_else(now),
-        };
-        supervisor.shut_down(STEP_LIMIT).await.map(|()| deleted())
+        let told = supervisor.shut_down(STEP_LIMIT).await;
+        told.map(|()| self.last_known(record))
+    }
+
+    /// What the id's process ended with by its record; killed by what we have asked for, where that did not know.
+    fn last_known(&self, record: &Record) -> Deleted {
+        match record.containers.get(self.id) {
+            Some(container) => Deleted {
+                pid: self.init_of(record),
+                exit_status: container.exit.map_or(KILLED, |exit| exit.code),
+                exited_at: container.exit.map_or_else(now, |exit| exit.at),
+            },
+            None => Deleted {
+                pid: u32::try_from(pid_of(record)).unwrap_or(0),
+                exit_status: record.exit_status.unwrap_or(KILLED),
+                exited_at: record.exited_at.unwrap_or_else(now),
+            },
+        }
+    }
+
+    fn has_journal(&self) -> bool {
+        let dir = self.config.sandbox_dir(self.namespace, self.id);
+        dir.join(record::FILE).exists()
     }
 
     /// The pod is a group of containers; the one called like the group goes, and the supervisor with the last.
@@ -163,7 +184,7 @@ impl Cleaner<'_> {
         };
         let shut = supervisor.ask(STEP_LIMIT, async |client, left| {
             let task = client.task();
-            let answer = task.shutdown(client::context(Some(left)), &request);
+            let answer = task.shutdown(client::context_within(left), &request);
             answer
                 .await
                 .map_err(|e| client::from_ttrpc("shut down the task service", e))
@@ -197,7 +218,7 @@ impl Cleaner<'_> {
         let _ = supervisor
             .ask(limit, async |client, left| {
                 let task = client.task();
-                let answer = task.kill(client::context(Some(left)), &kill);
+                let answer = task.kill(client::context_within(left), &kill);
                 answer
                     .await
                     .map_err(|e| client::from_ttrpc("kill the container", e))
@@ -206,7 +227,7 @@ impl Cleaner<'_> {
         let waited = supervisor
             .ask(limit, async |client, left| {
                 let task = client.task();
-                let answer = task.wait(client::context(Some(left)), &wait);
+                let answer = task.wait(client::context_within(left), &wait);
                 let answer = answer
                     .await
                     .map_err(|e| client::from_ttrpc("wait for the container", e))?;
@@ -216,7 +237,7 @@ impl Cleaner<'_> {
         let deleted = supervisor
             .ask(limit, async |client, left| {
                 let task = client.task();
-                let answer = task.delete(client::context(Some(left)), &delete);
+                let answer = task.delete(client::context_within(left), &delete);
                 let answer = answer
                     .await
                     .map_err(|e| client::from_ttrpc("delete the container", e))?;
@@ -284,7 +305,7 @@ impl Cleaner<'_> {
         };
         let ping = supervisor.ask(STEP_LIMIT, async |client, left| {
             let sandbox = client.sandbox();
-            let answer = sandbox.ping_sandbox(client::context(Some(left)), &request);
+            let answer = sandbox.ping_sandbox(client::context_within(left), &request);
             answer
                 .await
                 .map_err(|e| client::from_ttrpc("ping the supervisor", e))

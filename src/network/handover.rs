@@ -261,8 +261,8 @@ impl NetworkRecord {
         }
     }
 
-    /// Tells those who watch under another id why there will be no network.
-    pub fn note_end(&self, config: &Config, why: &Error) {
+    /// Tells those who watch under another id why there will be no network, and as what kind of failure.
+    pub fn note_end(&self, config: &Config, kind: Kind, why: &Error) {
         let Some(holder) = self.holder().filter(|_| self.is_mine()) else {
             return;
         };
@@ -274,6 +274,7 @@ impl NetworkRecord {
         }
         let told = Holder {
             failed: why.to_string(),
+            failed_as: kind,
             ..holder
         };
         if let Err(error) = self.hold(&told) {
@@ -312,8 +313,8 @@ impl NetworkRecord {
     }
 
     /// What was taken over is all there, and is what the same ADDs would give now: same boot, same arguments, the netns
-    /// (and user namespace) pinned, a result on disk for each attachment and no DEL. `user`: it has a user namespace.
-    pub fn is_whole(&self, before: &Holder, now: &Holder, user: bool) -> bool {
+    /// (and the user namespace that it is to belong to) pinned, a result on disk for each attachment and no DEL.
+    pub fn is_whole(&self, before: &Holder, now: &Holder, user: userns::Wanted<'_>) -> bool {
         let pinned = |path: &Path| netns::is_pinned(path);
         let attached = |ifname: &String| {
             let slot = self.slot(ifname);
@@ -329,7 +330,7 @@ impl NetworkRecord {
             && !before.digest.is_empty()
             && before.digest == now.digest
             && pinned(netns)
-            && (!user || userns::user_path(netns).exists())
+            && userns::fits(netns, user)
             && !before.ifnames.is_empty()
             && before.ifnames == now.ifnames
             && before.ifnames.iter().all(attached)

@@ -67,6 +67,8 @@ pub struct Holder {
     pub ifnames: Vec<String>,
     /// Why there will be none.
     pub failed: String,
+    /// What kind of failure that was; Other where an older version has written it.
+    pub failed_as: Kind,
 }
 
 /// How the tries of an owed DEL went so far.
@@ -280,6 +282,29 @@ mod tests {
         };
         record.hold(&other_boot).unwrap();
         assert!(!record.is_held());
+    }
+
+    #[test]
+    fn a_record_of_an_older_version_tells_no_kind_and_the_rest() {
+        let (_keep, record) = record();
+        let told = Holder {
+            failed: "no address is free".into(),
+            failed_as: Kind::Denied,
+            ..holder()
+        };
+        record.hold(&told).unwrap();
+        assert_eq!(record.holder(), Some(told.clone()));
+        let path = record.dir().join(POD);
+        let mut kept: serde_json::Value =
+            serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!(kept["failed_as"], "denied");
+        kept.as_object_mut().unwrap().remove("failed_as");
+        fs::write(&path, kept.to_string()).unwrap();
+        let older = Holder {
+            failed_as: Kind::Other,
+            ..told
+        };
+        assert_eq!(record.holder(), Some(older));
     }
 
     #[test]

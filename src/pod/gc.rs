@@ -141,10 +141,11 @@ fn without_directory(config: &Config) -> impl Iterator<Item = OwedNetwork> {
     let records = NetworkRecord::list(config).into_iter();
     records
         .filter(|(namespace, id, record)| {
-            !record
-                .holder()
-                .is_some_and(|h| h.is_kept() || (h.keeper && h.is_alive()))
-                && !has_directory(config, namespace, id)
+            // First what needs no file to be read: each supervisor that starts asks this of every record on the node.
+            !has_directory(config, namespace, id)
+                && !record
+                    .holder()
+                    .is_some_and(|h| h.is_kept() || (h.keeper && h.is_alive()))
                 && !is_listed(config, record)
         })
         .map(|(namespace, id, record)| OwedNetwork {
@@ -180,35 +181,37 @@ pub fn left(config: &Config) -> Vec<Left> {
     // Pins first: one that is listed here has its journal already, if it is ever to have one.
     let pins = pinned(config);
     let pods = record::list(config, None);
+    let networks = Networks::read(config);
+    let mut known: HashSet<OsString> = networks.places().collect();
     let mut left = Vec::new();
     for found in pods {
         match found {
-            Found::Record(record) if !record.is_supervised() => left.push(Left::Pod(record)),
-            Found::Record(_) => {}
-            Found::Broken { namespace, id, .. } => left.push(Left::Directory {
-                kept: keep(config, &namespace, &id),
-                namespace,
-                id,
-            }),
+            Found::Record(record) => {
+                known.insert(record.network_record(config).place().into());
+                if !record.is_supervised() {
+                    left.push(Left::Pod(record));
+                }
+            }
+            Found::Broken { namespace, id, .. } => {
+                let network = networks.of(config, &namespace, &id);
+                known.insert(network.place().into());
+                left.push(Left::Directory {
+                    kept: keep(config, &namespace, &id, &network),
+                    namespace,
+                    id,
+                });
+            }
         }
     }
     let alone = parked(config).into_iter().filter(|p| !p.kept);
     left.extend(alone.map(|p| Left::Parked(Box::new(p))));
     left.extend(owed(config).into_iter().map(|o| Left::Network(Box::new(o))));
-    let mut known = HashSet::new();
     for (namespace, id, record) in NetworkRecord::list(config) {
         known.extend(record.dir().file_name().map(OsString::from));
         let idle = !record.owes_del() && !record.is_held() && !is_listed(config, &record);
         if idle && !has_directory(config, &namespace, &id) {
             left.push(Left::Record(record));
         }
-    }
-    for found in record::list(config, None) {
-        let record = match &found {
-            Found::Record(record) => record.network_record(config),
-            Found::Broken { namespace, id, .. } => NetworkRecord::find(config, namespace, id),
-        };
-        known.insert(OsString::from(record.place()));
     }
     let pins = pins.into_iter().filter(|name| !known.contains(name));
     left.extend(pins.map(|name| {
@@ -220,6 +223,30 @@ pub fn left(config: &Config) -> Vec<Left> {
     }));
     left.extend(dangling(config).into_iter().map(Left::Link));
     left
+}
+
+/// The records of all networks, read once: there may be thousands, and as many pods that ask for theirs.
+struct Networks(Vec<(String, String, NetworkRecord)>);
+
+impl Networks {
+    fn read(config: &Config) -> Self {
+        Self(NetworkRecord::list(config))
+    }
+
+    fn places(&self) -> impl Iterator<Item = OsString> {
+        let records = self.0.iter().map(|(_, _, record)| record);
+        records.filter_map(|r| r.dir().file_name().map(OsString::from))
+    }
+
+    /// What [`NetworkRecord::find`] finds.
+    fn of(&self, config: &Config, namespace: &str, id: &str) -> NetworkRecord {
+        let usual = NetworkRecord::at(config, namespace, id);
+        if usual.dir().exists() && usual.is_mine() {
+            return usual;
+        }
+        let taken = self.0.iter().find(|(n, i, _)| n == namespace && i == id);
+        taken.map_or(usual, |(_, _, record)| record.clone())
+    }
 }
 
 /// DEL under its own bound; then the netns and the record go. Errors: `Busy`, "network clean-up pending", while it fails.
@@ -309,10 +336,9 @@ fn has_directory(config: &Config, namespace: &str, id: &str) -> bool {
 }
 
 /// Why a directory without a journal has to stay: it is young, or something of the pod is alive.
-fn keep(config: &Config, namespace: &str, id: &str) -> Option<String> {
+fn keep(config: &Config, namespace: &str, id: &str, network: &NetworkRecord) -> Option<String> {
     let dir = config.sandbox_dir(namespace, id);
-    let record = NetworkRecord::find(config, namespace, id);
-    if let Some(supervisor) = record.held_by() {
+    if let Some(supervisor) = network.held_by() {
         return Some(format!("its supervisor (pid {}) lives", supervisor.pid));
     }
     let age = fs::metadata(&dir)

@@ -35,8 +35,8 @@ impl Pod {
         });
     }
 
-    /// The last of a pod that nobody will come for: what its command had made for it.
-    fn forget_what_is_beside(&self) {
+    /// The last of a pod that nobody will come for, if that is what it is: what its command had made for it.
+    pub(super) fn forget_what_is_beside(&self) {
         if !matches!(self.lock().phase, Phase::Ending) {
             return;
         }

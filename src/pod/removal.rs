@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::keeper::NOT_STOPPED;
 use super::record::{Effect, State};
 use super::teardown::{self, Scope, is_network};
 use super::{Phase, Pod, patience};
@@ -61,7 +62,14 @@ impl Pod {
             self.lock().phase = Phase::Stopped;
         }
         failpoint::pass("stop.record.before");
-        self.shared.journal.note(|r| r.state = State::Stopped);
+        let hangs = self.shared.containers.is_any_alive(false);
+        self.shared.journal.note(|r| match &result {
+            Err(error) if hangs => {
+                r.state = State::NotReady;
+                r.reason = Some(format!("{NOT_STOPPED}: {error}"));
+            }
+            _ => r.state = State::Stopped,
+        });
         failpoint::pass("stop.record.after");
         self.retry_undo();
         result
@@ -118,6 +126,22 @@ impl Pod {
         }
         self.shared.ended.send_replace(true);
         true
+    }
+
+    /// Undoes a sandbox that was created and is not being started, if it still is that, with what its command had made for
+    /// it; says whether the supervisor leaves.
+    pub async fn abandon(&self) -> bool {
+        let undone = self.end(Duration::ZERO, || self.is_only_created()).await;
+        if let Err(error) = undone {
+            tracing::error!(%error, "undo a pod that was created and that nobody has started");
+        }
+        self.forget_what_is_beside();
+        matches!(self.lock().phase, Phase::Ending)
+    }
+
+    /// CreateSandbox was the last that anybody wanted: nothing runs, nothing is being made.
+    pub fn is_only_created(&self) -> bool {
+        matches!(self.lock().phase, Phase::Created)
     }
 
     /// SIGTERM: stops with grace, undoes everything, parked things too, and the supervisor leaves.

@@ -1,7 +1,7 @@
 //! The end of the process: nobody new, everything answered, events out.
 //!
-//! The order matters. The socket goes first, so that nothing new connects to a supervisor that is leaving; replies are
-//! written before connections close; events are flushed last. Each step has its bound: nothing may keep the process.
+//! The order matters. The socket goes first, so that nothing new connects to a supervisor that is leaving; whoever has had
+//! its last reply closes, then we do; events are flushed last. Each step has its bound: nothing may keep the process.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,6 +17,9 @@ use ttrpc::asynchronous::Server;
 use crate::failpoint;
 use crate::serve::publisher::Publisher;
 
+/// How long peers may take to close, which have had their last reply. Go's client that finds a reply and the end of the
+/// connection in one look takes either, by chance, and then its daemon says `ttrpc: closed` of a removal that went well.
+const PEER_LIMIT: Duration = Duration::from_secs(1);
 /// How long requests in flight may take to be answered. Waits are answered by the pod's own end.
 const ANSWER_LIMIT: Duration = Duration::from_millis(1500);
 /// How long written replies may take to leave and connections to close.
@@ -34,6 +37,10 @@ pub async fn orderly(
     failpoint::pass("end.socket.before");
     socket.remove();
     failpoint::pass("end.socket.after");
+    let closed = connections.wait_for(|n| *n == 0);
+    if timeout(PEER_LIMIT, closed).await.is_err() {
+        debug!(step = "end", "peers stay connected; closing");
+    }
     if timeout(ANSWER_LIMIT, server.shutdown()).await.is_err() {
         warn!(step = "end", "requests are still unanswered; leaving them");
     }

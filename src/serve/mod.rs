@@ -91,6 +91,7 @@ pub fn run(options: Options) -> Result<()> {
 
 async fn serve(options: Options) -> Result<()> {
     let socket = SocketFile::of(options.socket.clone());
+    let has_daemon = options.ttrpc_address.is_some();
     let reaper = Reaper::start()?;
     let publisher = Publisher::start(options.ttrpc_address, options.namespace.clone());
     let pod = Pod::new(
@@ -106,8 +107,9 @@ async fn serve(options: Options) -> Result<()> {
     )?;
     let accept = accept(options.listener)?;
     let connections = accept.connections();
+    let for_streams = accept.connections();
     let mut server = Server::new()
-        .register_service(service::all(pod.clone()))
+        .register_service(service::all(pod.clone(), for_streams))
         .add_listener(Listener::new(accept));
     server
         .start()
@@ -124,13 +126,14 @@ async fn serve(options: Options) -> Result<()> {
             &pod,
             connections.clone(),
             helper.take(),
+            has_daemon,
             options.config.idle_timeout,
         );
         tokio::select! {
             () = pod.ended() => info!(step = "end", "the pod is over"),
             why = leave => {
                 // A request that came in this very moment wins; afterwards nothing is accepted any more.
-                if !pod.retire() {
+                if !pod.retire() && !pod.abandon().await {
                     continue;
                 }
                 warn!(step = "end", "leave: {why}");

@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::raw::c_char;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -20,6 +20,7 @@ const FSCONFIG_SET_STRING: u32 = 1;
 const FSCONFIG_CMD_CREATE: u32 = 6;
 const FSMOUNT_CLOEXEC: u32 = 1;
 const MOVE_MOUNT_F_EMPTY_PATH: u32 = 4;
+const AT_RECURSIVE: u32 = 0x8000;
 
 /// A filesystem being configured: options one at a time, so that no page limits their sum.
 #[derive(Debug)]
@@ -130,6 +131,67 @@ impl Detached {
                 libc::AT_FDCWD,
                 target.as_ptr(),
                 MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_SYMLINKS,
+            )
+        };
+        if done < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Detached {
+    /// A copy of the mount at `path` (of everything below it too, `recursive`), nowhere yet.
+    ///
+    /// # Errors
+    /// Those of open_tree(2); ENOSYS before Linux 5.2.
+    pub fn copy_of(path: &Path, recursive: bool) -> io::Result<Self> {
+        const OPEN_TREE_CLONE: u32 = 1;
+        let path = CString::new(path.as_os_str().as_bytes())?;
+        let mut flags = OPEN_TREE_CLONE | libc::O_CLOEXEC as u32;
+        if recursive {
+            flags |= AT_RECURSIVE;
+        }
+        // SAFETY: the string is NUL-terminated and lives through the call.
+        let fd =
+            unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) };
+        owned(fd).map(Self)
+    }
+
+    /// Shows the files of the mount with the ids that the user namespace maps them to. Only before it is attached.
+    ///
+    /// # Errors
+    /// EINVAL for a filesystem that cannot be mapped, or one that is mapped already; ENOSYS before Linux 5.12.
+    pub fn map_ids(&self, user_namespace: BorrowedFd<'_>, recursive: bool) -> io::Result<()> {
+        /// struct mount_attr.
+        #[repr(C)]
+        struct Attributes {
+            set: u64,
+            clear: u64,
+            propagation: u64,
+            user_namespace: u64,
+        }
+        const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
+        let attributes = Attributes {
+            set: MOUNT_ATTR_IDMAP,
+            clear: 0,
+            propagation: 0,
+            user_namespace: user_namespace.as_raw_fd() as u64, // never negative: it is open
+        };
+        let mut flags = libc::AT_EMPTY_PATH as u32;
+        if recursive {
+            flags |= AT_RECURSIVE;
+        }
+        // SAFETY: the kernel reads a NUL-terminated string and a struct of the size it is told; both live through the call.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_mount_setattr,
+                self.0.as_raw_fd(),
+                c"".as_ptr(),
+                flags,
+                &raw const attributes,
+                size_of::<Attributes>(),
             )
         };
         if done < 0 {

@@ -40,6 +40,9 @@ const MOMENTS: [(&str, Call, &str); 8] = [
     ("remove", Call::Shutdown, "shutdown.containers.before"),
 ];
 
+/// States that end by themselves, also without the daemon.
+const GOING: [&str; 2] = ["starting", "parked"];
+
 /// Outcomes by moment; none where the machine has no containerd 2.1.
 pub fn outcomes(cell: &Cell<'_>) -> BTreeMap<&'static str, String> {
     let Some(peer) = require::peer("containerd-2.1") else {
@@ -106,13 +109,13 @@ fn outcome(
         }
     });
     daemon.start_again();
-    let state = settled(cell);
+    let state = settled(cell, &GOING);
     let mut sandboxes = Sandboxes::of(daemon, &cell.namespace, RUNTIME);
     // As far as it remembers the pod.
     let _ = sandboxes.stop(id, 1);
     let _ = sandboxes.shutdown(id);
     let _ = sandboxes.forget(id);
-    let way = match (state.as_str(), settled(cell).as_str()) {
+    let way = match (state.as_str(), settled(cell, &GOING).as_str()) {
         ("gone", _) => "",
         (_, "gone") => "; ShutdownSandbox",
         _ => "; `rm -f`",

@@ -189,7 +189,8 @@ fn live(cell: &Cell<'_>, moment: &Moment, victim: Victim) -> String {
             }
         }
     };
-    let state = settled(cell);
+    // What a command has created goes without it; what a daemon has created waits for the daemon.
+    let state = settled(cell, &["starting", "parked", "created"]);
     let way = remove(cell, &state, moment.step);
     let said = if seen == "-" {
         String::new()
@@ -261,8 +262,8 @@ fn init_by_pid_file(cell: &Cell<'_>) -> i32 {
     pids.next().expect("a pid file")
 }
 
-/// How it is listed once nothing moves any more.
-pub fn settled(cell: &Cell<'_>) -> String {
+/// How the pod is listed when nothing moves any more; `going`: states that end by themselves here.
+pub fn settled(cell: &Cell<'_>, going: &[&str]) -> String {
     let end = Instant::now() + BOUND;
     let mut last = (cell.state(), Instant::now());
     loop {
@@ -271,7 +272,7 @@ pub fn settled(cell: &Cell<'_>) -> String {
         if now != last.0 {
             last = (now, Instant::now());
         }
-        let moving = matches!(last.0.as_str(), "starting" | "parked");
+        let moving = going.contains(&last.0.as_str());
         if !moving && last.1.elapsed() > Duration::from_millis(600) {
             let journal = |dir: &std::path::PathBuf| dir.join("journal.json").exists();
             return match last.0.as_str() {
