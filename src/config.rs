@@ -38,6 +38,8 @@ pub struct Config {
     pub runtime_create_timeout: f64,
     /// Settings of single OCI runtimes, by file name or absolute path; the path wins.
     pub runtimes: BTreeMap<String, Runtime>,
+    /// What a daemon's runtime options leave open.
+    pub options: Options,
     /// Parent of the pods' cgroups when the caller names none.
     pub cgroup_parent: String,
     /// Seconds a supervisor that was never given anything, and that nobody is connected to, waits before it leaves.
@@ -50,6 +52,30 @@ pub struct Config {
     pub parking: Parking,
     /// What the supervisor tells of its work while that lasts.
     pub log: Log,
+}
+
+/// The `[options]` table: for containers of daemons, in the place of what their own options leave empty, false or 0.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// OCI runtime: a name or an absolute path. Empty: runc.
+    pub binary_name: String,
+    /// Parent of the OCI runtime's `--root`, absolute. Empty: `/run/containerd/runc`.
+    pub root: String,
+    /// Use the systemd cgroup driver.
+    pub systemd_cgroup: bool,
+    /// Pass `--no-pivot`.
+    pub no_pivot_root: bool,
+    /// Pass `--no-new-keyring`.
+    pub no_new_keyring: bool,
+    /// cgroup that supervisors are moved into.
+    pub shim_cgroup: String,
+    /// Host uid that owns the pipes of standard streams.
+    pub io_uid: u32,
+    /// Host gid that owns the pipes of standard streams.
+    pub io_gid: u32,
+    /// Directory in which criu works, absolute. Empty: one in the bundle, removed afterwards.
+    pub criu_work_path: String,
 }
 
 /// One `[runtimes.<name>]` table.
@@ -113,6 +139,7 @@ impl Default for Config {
             runtime: String::new(),
             runtime_create_timeout: CREATE_TIMEOUT,
             runtimes: BTreeMap::new(),
+            options: Options::default(),
             cgroup_parent: "/podvisor".into(),
             idle_timeout: 60.0,
             unprivileged_ports: true,
@@ -298,6 +325,7 @@ mod tests {
             "[cni]\nparallel = 0",
             "cgroup_parent = \"x\"",
             "[cni",
+            "[options]\nBinaryName = \"crun\"",
         ] {
             assert!(Config::parse(text).is_err(), "{text}");
         }

@@ -5,11 +5,15 @@
 use std::fmt;
 use std::io;
 
+use serde::{Deserialize, Serialize};
+
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What kind of failure it is. Maps one-to-one onto a ttrpc status code (`service::guard`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What kind of failure it is. Maps one-to-one onto a ttrpc status code (`service::guard`). On disk it is its name in
+/// lower case; a name of another version is read as [`Kind::Other`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// The thing asked for does not exist (code 5).
     NotFound,
@@ -32,6 +36,8 @@ pub enum Kind {
     /// The kernel or a file mode forbids it (code 7).
     Denied,
     /// Anything else (code 2).
+    #[default]
+    #[serde(other)]
     Other,
 }
 
@@ -165,6 +171,20 @@ impl<T> Context<T> for Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kinds_are_kept_by_name_and_strange_ones_are_other() {
+        for (kind, name) in [
+            (Kind::NotFound, "\"notfound\""),
+            (Kind::Denied, "\"denied\""),
+            (Kind::Other, "\"other\""),
+        ] {
+            assert_eq!(serde_json::to_string(&kind).unwrap(), name);
+            assert_eq!(serde_json::from_str::<Kind>(name).unwrap(), kind);
+        }
+        let strange = serde_json::from_str::<Kind>("\"of-tomorrow\"").unwrap();
+        assert_eq!(strange, Kind::Other);
+    }
 
     #[test]
     fn kind_survives_context_and_text_reads_outside_in() {

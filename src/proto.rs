@@ -4,6 +4,7 @@
 //! numbers and types are containerd's. Must never hold a rule about what a message means; that is for the rooms.
 
 pub mod any;
+pub mod deadline;
 pub mod time;
 
 /// Declares one set of generated files; `$shared` are the modules its files look for beside them.
@@ -47,6 +48,10 @@ set!(
 set!(
     /// `containerd.services.events.ttrpc.v1`: the daemon's service that takes events.
     events_ttrpc, use [super::types::event, protobuf::well_known_types::empty]
+);
+set!(
+    /// `containerd.services.streaming.v1`: streams of bytes, which we serve.
+    streaming, use [protobuf::well_known_types::any]
 );
 set!(
     /// `containerd.runc.v1`: runtime options, checkpoint options, details of a pid.

@@ -348,6 +348,88 @@ fn modules(path: &str) -> Vec<String> {
     modules
 }
 
+/// Where the last column of a table in `docs/task.md` is `tests`, each row lists some.
+#[test]
+fn every_row_of_the_task_service_names_tests_that_exist() {
+    let text = fs::read_to_string(root().join("docs/task.md")).unwrap();
+    let known: BTreeSet<String> = ["src", "tests"]
+        .iter()
+        .flat_map(|dir| rust_files(dir))
+        .flat_map(|(_, source)| functions(&source))
+        .collect();
+    // Tables whose last column is called so.
+    let mut named = false;
+    let mut seen = 0;
+    for row in text.lines() {
+        if !row.starts_with('|') {
+            named = false;
+        } else if row.ends_with("| tests |") {
+            named = true;
+        } else if named && !row.starts_with("|---") {
+            let last = row.trim_end_matches('|').rsplit('|').next().unwrap();
+            let tests: Vec<&str> = last.split('`').skip(1).step_by(2).collect();
+            assert!(!tests.is_empty(), "no test in {row}");
+            for test in tests {
+                assert!(known.contains(test), "no test `{test}`: {row}");
+                seen += 1;
+            }
+        }
+    }
+    for method in METHODS {
+        let cell = format!("| {method} |");
+        assert!(text.contains(&cell), "no row for {method}");
+    }
+    assert!(seen > METHODS.len());
+}
+
+/// What both versions of the Task service, the Sandbox service and the Streaming service are asked.
+const METHODS: [&str; 27] = [
+    "Create",
+    "Start",
+    "State",
+    "Exec",
+    "Delete",
+    "Kill",
+    "Wait",
+    "Pids",
+    "Pause",
+    "Resume",
+    "ResizePty",
+    "CloseIO",
+    "Update",
+    "Stats",
+    "Checkpoint",
+    "Connect",
+    "Shutdown",
+    "CreateSandbox",
+    "StartSandbox",
+    "Platform",
+    "StopSandbox",
+    "WaitSandbox",
+    "SandboxStatus",
+    "PingSandbox",
+    "ShutdownSandbox",
+    "SandboxMetrics",
+    "Stream",
+];
+
+/// Names of the functions that are tests.
+fn functions(source: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut is_test = false;
+    for line in source.lines().map(str::trim) {
+        if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
+            is_test = true;
+        } else if let Some((_, rest)) = line.split_once("fn ")
+            && is_test
+        {
+            found.extend(rest.split(['(', '<']).next().map(str::to_owned));
+            is_test = false;
+        }
+    }
+    found
+}
+
 fn none(wrong: impl Iterator<Item = String>) {
     let wrong: Vec<String> = wrong.collect();
     assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));

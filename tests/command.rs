@@ -1,6 +1,8 @@
 //! The command `podvisor` as its users see it: every verb and flag against the real executables.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "command/again.rs"]
+mod again;
 #[path = "command/exec.rs"]
 mod exec;
 #[path = "command/kit.rs"]

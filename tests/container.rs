@@ -9,6 +9,10 @@ mod hangs;
 mod kit;
 #[path = "container/loggers.rs"]
 mod loggers;
+#[path = "container/memory.rs"]
+mod memory;
+#[path = "container/races.rs"]
+mod races;
 #[path = "container/streams.rs"]
 mod streams;
 mod support;

@@ -25,3 +25,9 @@ mod left_alone;
 mod shown;
 #[path = "handover/taken.rs"]
 mod taken;
+#[path = "handover/told.rs"]
+mod told;
+#[path = "handover/twice.rs"]
+mod twice;
+#[path = "handover/users.rs"]
+mod users;

@@ -14,6 +14,8 @@ mod support;
 mod children;
 #[path = "pod/ending.rs"]
 mod ending;
+#[path = "pod/events.rs"]
+mod events;
 #[path = "pod/kit.rs"]
 #[allow(dead_code, reason = "other tests use the rest of it")]
 mod kit;
@@ -25,3 +27,5 @@ mod robust;
 mod sandbox;
 #[path = "pod/starting.rs"]
 mod starting;
+#[path = "pod/stopping.rs"]
+mod stopping;

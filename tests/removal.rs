@@ -56,7 +56,10 @@ fn each_row_of_the_table_is_shown_by_tests_that_exist() {
         all.map(|n| format!("{of}{n}")).collect()
     };
     let mut wanted = numbers("CRI-O ", &[36..=57]);
-    wanted.extend(numbers("containerd ", &[19..=31, 55..=55, 63..=73, 86..=90]));
+    wanted.extend(numbers(
+        "containerd ",
+        &[19..=31, 55..=55, 63..=73, 86..=90],
+    ));
     wanted.extend(numbers("FL-00", &[5..=9]));
     let field = [36..=46, 50..=58, 60..=61, 67..=67, 70..=73, 82..=83];
     wanted.extend(numbers("FL-0", &field));

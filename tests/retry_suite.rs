@@ -19,6 +19,8 @@ mod support;
 mod checklist;
 #[path = "retry_suite/checklist_ends.rs"]
 mod checklist_ends;
+#[path = "retry_suite/documented.rs"]
+mod documented;
 #[path = "retry_suite/field.rs"]
 mod field;
 #[path = "retry_suite/kit.rs"]

@@ -7,13 +7,14 @@
 )]
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use podvisor::client::{self, Client};
 use podvisor::error::Kind;
+use podvisor::proto::deadline;
 use podvisor::proto::sandbox::sandbox::{
     PingRequest, PingResponse, PlatformRequest, SandboxStatusRequest, SandboxStatusResponse,
     StopSandboxRequest, StopSandboxResponse, WaitSandboxRequest, WaitSandboxResponse,
@@ -29,7 +30,11 @@ use ttrpc::{Code, Error};
 struct Some_ {
     dropped: Arc<AtomicUsize>,
     finished: Arc<AtomicUsize>,
+    deadlines: Deadlines,
 }
+
+/// Of each request, in milliseconds.
+type Deadlines = Arc<Mutex<Vec<Option<u128>>>>;
 
 /// Counts when it is dropped.
 struct Guard(Arc<AtomicUsize>);
@@ -49,9 +54,14 @@ impl Sandbox for Some_ {
     /// Takes long.
     async fn wait_sandbox(
         &self,
-        _: &TtrpcContext,
+        ctx: &TtrpcContext,
         _: WaitSandboxRequest,
     ) -> ttrpc::Result<WaitSandboxResponse> {
+        let limit = deadline::of(ctx.timeout_nano, &ctx.metadata);
+        self.deadlines
+            .lock()
+            .unwrap()
+            .push(limit.map(|l| l.as_millis()));
         let _guard = Guard(Arc::clone(&self.dropped));
         sleep(Duration::from_millis(700)).await;
         self.finished.fetch_add(1, Ordering::SeqCst);
@@ -85,6 +95,7 @@ struct Fixture {
     server: Server,
     dropped: Arc<AtomicUsize>,
     finished: Arc<AtomicUsize>,
+    deadlines: Deadlines,
     _dir: tempfile::TempDir,
 }
 
@@ -94,6 +105,7 @@ impl Fixture {
         let address = format!("unix://{}", dir.path().join("s").display());
         let service = Some_::default();
         let (dropped, finished) = (Arc::clone(&service.dropped), Arc::clone(&service.finished));
+        let deadlines = Arc::clone(&service.deadlines);
         let services = create_sandbox(Arc::new(service) as Arc<dyn Sandbox + Send + Sync>);
         let mut server = Server::new()
             .bind(&address)
@@ -105,6 +117,7 @@ impl Fixture {
             server,
             dropped,
             finished,
+            deadlines,
             _dir: dir,
         }
     }
@@ -147,7 +160,7 @@ async fn what_is_not_built_has_three_codes() {
 async fn a_deadline_drops_the_handler() {
     let fixture = Fixture::new().await;
     let client = fixture.client().await;
-    let limit = client::context(Some(Duration::from_millis(150)));
+    let limit = ttrpc::context::with_timeout(150_000_000);
     let error = client
         .sandbox()
         .wait_sandbox(limit, &WaitSandboxRequest::default())
@@ -168,6 +181,28 @@ async fn a_deadline_drops_the_handler() {
         .ping_sandbox(client::context(None), &PingRequest::default())
         .await
         .unwrap();
+}
+
+/// ttrpc's own clock is not the deadline: who waits hears what is said a moment too late.
+#[tokio::test]
+async fn an_answer_a_little_after_the_deadline_is_heard() {
+    let fixture = Fixture::new().await;
+    let client = fixture.client().await;
+    let limit = client::context(Some(Duration::from_millis(600)));
+    client
+        .sandbox()
+        .wait_sandbox(limit, &WaitSandboxRequest::default())
+        .await
+        .unwrap();
+    assert_eq!(fixture.deadlines.lock().unwrap()[..], [Some(600)]);
+    // Not for ever.
+    let limit = client::context(Some(Duration::from_millis(50)));
+    let error = client
+        .sandbox()
+        .wait_sandbox(limit, &WaitSandboxRequest::default())
+        .await
+        .unwrap_err();
+    assert_eq!(client::from_ttrpc("wait", error).kind(), Kind::Deadline);
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{Group, procs, walk, write};
 use crate::error::{Error, Kind, Result};
-use crate::sys::process::{pidfd_open, pidfd_send_signal};
+use crate::sys::process::{pidfd_open, pidfd_send_signal, told};
 
 /// First and longest pause between two looks at a group that is not empty, or a directory that is busy.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -49,12 +49,12 @@ pub(super) async fn kill_all(group: &Group, limit: Duration) -> Result<()> {
             return Ok(());
         }
         if Instant::now() >= end {
-            let shown: Vec<String> = left.iter().take(8).map(i32::to_string).collect();
+            let shown: Vec<String> = left.iter().take(8).map(|pid| told(*pid)).collect();
             let text = format!(
                 "kill cgroup {}: {} left after {limit:?} ({})",
                 group.path(),
                 left.len(),
-                shown.join(" ")
+                shown.join(", ")
             );
             return Err(Error::new(Kind::Deadline, text));
         }

@@ -24,6 +24,9 @@ const EVENTS: &str = "memory.events";
 /// v1: counters and state of the group alone.
 const CONTROL: &str = "memory.oom_control";
 
+/// v1: charges are made in batches on each processor; a limit that is hit may have this much left, bytes.
+const IN_ADVANCE: u64 = 1 << 20;
+
 /// The counters of a group at the last look.
 #[derive(Debug, Default)]
 pub struct OomCount {
@@ -34,7 +37,8 @@ pub struct OomCount {
 #[derive(Clone, Copy, Debug, Default)]
 struct Counters {
     kills: u64,
-    /// How often its own limit was hit.
+    /// v2: how often its own limit was hit. v1 has `failcnt` for that, which newer kernels leave at 0 where memory with
+    /// swap has the same limit.
     hits: u64,
 }
 
@@ -57,17 +61,23 @@ impl OomCount {
 
     /// What happened since the last look. A group that is gone has no news.
     pub fn news(&mut self, group: &Group) -> OomNews {
-        let now = count(group);
+        let mut now = count(group);
         let mut news = OomNews {
             stuck: is_stuck(group),
             ..OomNews::default()
         };
-        for (dir, counters) in &now {
+        for (dir, counters) in &mut now {
             let before = self.seen.get(dir).copied().unwrap_or_default();
             // Less than before: another group of the same name.
             let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
-            news.kills += since(counters.kills, before.kills);
-            news.own_limit |= since(counters.hits, before.hits) > 0;
+            let kills = since(counters.kills, before.kills);
+            news.kills += kills;
+            // A hit may be seen before the kill that it leads to.
+            match (kills, group.v2) {
+                (0, _) => counters.hits = before.hits.min(counters.hits),
+                (_, true) => news.own_limit |= since(counters.hits, before.hits) > 0,
+                (_, false) => news.own_limit |= has_been_full(dir),
+            }
         }
         self.seen = now;
         news
@@ -88,10 +98,7 @@ impl OomWatch {
     /// NotFound when the group has no memory controller, else what the kernel says.
     pub fn of(group: &Group) -> Result<Self> {
         let dir = directory(group).ok_or_else(|| {
-            let what = format!(
-                "watch the memory of cgroup {}: no such group",
-                group.path()
-            );
+            let what = format!("watch the memory of cgroup {}: no such group", group.path());
             Error::new(Kind::NotFound, what)
         })?;
         let what = || format!("watch the memory of cgroup {}", dir.display());
@@ -178,10 +185,9 @@ fn count(group: &Group) -> BTreeMap<PathBuf, Counters> {
         return all;
     }
     walk(&dir, &mut |dir| {
-        let hits = fs::read_to_string(dir.join("memory.failcnt")).ok();
         let counters = Counters {
             kills: keyed(dir, CONTROL, "oom_kill"),
-            hits: hits.and_then(|n| n.trim().parse().ok()).unwrap_or(0),
+            hits: 0,
         };
         all.insert(dir.to_owned(), counters);
     });
@@ -193,6 +199,19 @@ fn is_stuck(group: &Group) -> bool {
         keyed(dir, CONTROL, "oom_kill_disable") == 1 && keyed(dir, CONTROL, "under_oom") == 1
     };
     !group.v2 && directory(group).is_some_and(|dir| is_on(&dir))
+}
+
+/// v1: whether the group has ever used as much as it may, but for what the kernel hands out in advance.
+fn has_been_full(dir: &Path) -> bool {
+    let number = |file: String| -> Option<u64> {
+        let text = fs::read_to_string(dir.join(file)).ok()?;
+        text.trim().parse().ok()
+    };
+    ["memory", "memory.memsw"].iter().any(|kind| {
+        let most = number(format!("{kind}.max_usage_in_bytes"));
+        let limit = number(format!("{kind}.limit_in_bytes"));
+        matches!((most, limit), (Some(most), Some(limit)) if most.saturating_add(IN_ADVANCE) >= limit)
+    })
 }
 
 /// The number behind `key` in a file of `key number` lines; 0 where there is none.

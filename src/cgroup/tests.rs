@@ -478,3 +478,107 @@ async fn a_real_process_is_found_where_it_was_put() {
     let gone = Group::of_process(&Layout::detect().unwrap(), child.id().cast_signed());
     assert!(gone.unwrap_err().is_gone());
 }
+
+/// Needs more memory than the limit it is given; in `group`, or in one below it.
+fn hog(group: &Group, limited: &Group) -> Child {
+    let dir = limited
+        .dir_of(if group.v2 { "" } else { "memory" })
+        .unwrap();
+    for file in ["memory.limit_in_bytes", "memory.max", "memory.swap.max"] {
+        let bytes = if file == "memory.swap.max" {
+            "0"
+        } else {
+            "33554432"
+        };
+        if dir.join(file).exists() {
+            write(&dir, file, bytes).unwrap();
+        }
+    }
+    let script = "read go; exec dd if=/dev/zero of=/dev/null bs=100M count=1 2>/dev/null";
+    let mut child = Command::new("sh")
+        .args(["-c", script])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    group.add_process(child.id().cast_signed()).unwrap();
+    use std::io::Write;
+    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    child
+}
+
+#[tokio::test]
+async fn a_kill_for_want_of_memory_wakes_who_watches_a_real_group() {
+    let Some(group) = real("oom") else { return };
+    // The kernel's hint to where the limit was hit: the group's own, then its parent's.
+    let leaf = Group::new(
+        &Layout::detect().unwrap(),
+        &format!("{}/leaf", group.path()),
+    )
+    .unwrap();
+    leaf.create().unwrap();
+    for (limited, own_limit) in [(&leaf, true), (&group, false)] {
+        let mut count = OomCount::of(&leaf);
+        let watch = OomWatch::of(&leaf).unwrap();
+        let idle = tokio::time::timeout(Duration::from_millis(50), watch.fired()).await;
+        assert!(idle.is_err(), "nothing has happened");
+        let mut child = hog(&leaf, limited);
+        tokio::time::timeout(LIMIT * 6, watch.fired())
+            .await
+            .expect("word of the kill");
+        let mut news = count.news(&leaf);
+        while news.kills == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            news = count.news(&leaf);
+        }
+        assert_eq!((news.kills, news.own_limit), (1, own_limit));
+        assert!(!child.wait().unwrap().success());
+        assert_eq!(count.news(&leaf), OomNews::default(), "told once");
+        // The next limit is hit first.
+        let dir = leaf.dir_of(if leaf.v2 { "" } else { "memory" }).unwrap();
+        for (file, none) in [("memory.limit_in_bytes", "-1"), ("memory.max", "max")] {
+            if dir.join(file).exists() {
+                write(&dir, file, none).unwrap();
+            }
+        }
+    }
+    group.kill_all(LIMIT).await.unwrap();
+    group.remove(LIMIT).await.unwrap();
+    assert_eq!(OomWatch::of(&leaf).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(OomCount::default().news(&leaf), OomNews::default());
+}
+
+#[test]
+fn counters_of_other_groups_are_nobodys_news() {
+    let base = tempfile::tempdir().unwrap();
+    let layout = v1_layout(base.path());
+    let control = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n";
+    put(
+        &base.path().join("memory/else"),
+        &[("memory.oom_control", control)],
+    );
+    let moved = Group::from_proc(&layout, "2:memory:/else\n1:pids:/pod/c\n").unwrap();
+    assert_eq!(
+        OomCount::default().news(&moved),
+        OomNews::default(),
+        "moved away"
+    );
+    let own = Group::new(&layout, "/else").unwrap();
+    put(
+        &base.path().join("memory/else/below"),
+        &[
+            ("memory.oom_control", control),
+            ("memory.max_usage_in_bytes", "33000000\n"),
+            ("memory.limit_in_bytes", "33554432\n"),
+        ],
+    );
+    let mut count = OomCount::default();
+    let news = count.news(&own);
+    assert_eq!((news.kills, news.own_limit, news.stuck), (4, true, false));
+    assert_eq!(count.news(&own).kills, 0);
+    let stuck = "oom_kill_disable 1\nunder_oom 1\noom_kill 2\n";
+    put(
+        &base.path().join("memory/else"),
+        &[("memory.oom_control", stuck)],
+    );
+    assert!(count.news(&own).stuck);
+}

@@ -7,12 +7,13 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -20,7 +21,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::client::{self, Client};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Kind, Result};
 use crate::proto::task_v3::shim::{CloseIORequest, KillRequest, WaitRequest};
 
 use super::host::private_dir;
@@ -42,18 +43,52 @@ pub struct Attach {
     stdin: Option<File>,
     stdout: File,
     stderr: File,
+    /// On the directory: there is one command at its other ends.
+    _lock: Flock<File>,
 }
 
 impl Attach {
     /// Makes the fifos and opens our ends, so that the other side finds a peer at once.
     pub fn make(pod_dir: &Path, stdin: bool) -> Result<Self> {
-        let dir = pod_dir.join(format!("attach-{}", names::random_hex(4)?));
-        private_dir(&dir)?;
-        let made = Self::open(dir.clone(), stdin);
-        if made.is_err() {
-            let _ = fs::remove_dir_all(&dir);
+        Self::locked(
+            &pod_dir.join(format!("attach-{}", names::random_hex(4)?)),
+            stdin,
+        )
+    }
+
+    /// Those of container `id`. They are called by its id, so that a command which takes up what a killed one has left is
+    /// the same request, and has the streams.
+    ///
+    /// # Errors
+    /// Exists when another command is attached to it.
+    pub fn of(pod_dir: &Path, id: &str, stdin: bool) -> Result<Self> {
+        Self::locked(&pod_dir.join(format!("attach-{id}")), stdin)
+            .map_err(|e| e.within(format!("attach to container {id}")))
+    }
+
+    fn locked(dir: &Path, stdin: bool) -> Result<Self> {
+        loop {
+            private_dir(dir)?;
+            let what = || format!("lock {}", dir.display());
+            let file = File::open(dir).context(what)?;
+            let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => lock,
+                Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
+                    let text = "another command is; `podvisor logs` shows what it writes";
+                    return Err(Error::new(Kind::Exists, text));
+                }
+                Err((_, e)) => return Err(Error::sys(what(), e)),
+            };
+            let (ours, there) = (lock.metadata().context(what)?, fs::metadata(dir));
+            // Removed by whoever had it, a moment before the lock was ours?
+            if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
+                let made = Self::open(dir.to_owned(), stdin, lock);
+                if made.is_err() {
+                    let _ = fs::remove_dir_all(dir);
+                }
+                return made;
+            }
         }
-        made
     }
 
     /// Fifo of the workload's input; empty when it has none.
@@ -133,11 +168,14 @@ impl Attach {
         Ok(code)
     }
 
-    fn open(dir: PathBuf, stdin: bool) -> Result<Self> {
+    fn open(dir: PathBuf, stdin: bool, lock: Flock<File>) -> Result<Self> {
         let fifo = |name: &str, write: bool| {
             let path = dir.join(name);
-            mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR)
-                .context(|| format!("make fifo {}", path.display()))?;
+            match mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR) {
+                // A killed command has left it, and a supervisor may have its other end.
+                Err(nix::errno::Errno::EEXIST) => {}
+                made => made.context(|| format!("make fifo {}", path.display()))?,
+            }
             // Not blocking: a plain open waits for the other side. A writer alone would be refused (ENXIO), so it reads too.
             OpenOptions::new()
                 .read(true)
@@ -156,6 +194,7 @@ impl Attach {
             stdout: fifo("stdout", false)?,
             stderr: fifo("stderr", false)?,
             dir,
+            _lock: lock,
         })
     }
 }
@@ -353,6 +392,35 @@ mod tests {
         let made = attach.dir.clone();
         drop(attach);
         assert!(!made.exists());
+    }
+
+    #[test]
+    fn one_command_at_a_time_has_a_containers_streams_and_takes_up_what_was_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Attach::of(dir.path(), "c", false).unwrap();
+        let refused = Attach::of(dir.path(), "c", false).unwrap_err();
+        assert_eq!(refused.kind(), Kind::Exists, "{refused}");
+        Attach::of(dir.path(), "d", false).unwrap();
+        let path = first.stdout_path();
+        drop(first);
+        // What a killed command leaves: no lock, fifos, a supervisor at their other end.
+        fs::create_dir(dir.path().join("attach-c")).unwrap();
+        mkfifo(Path::new(&path), Mode::S_IRWXU).unwrap();
+        let _read = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(&path)
+            .unwrap();
+        let mut writer = OpenOptions::new().write(true).open(&path).unwrap();
+        let second = Attach::of(dir.path(), "c", false).unwrap();
+        writer.write_all(b"text").unwrap();
+        drop(writer);
+        let to = dir.path().join("copy");
+        let from = second.stdout.try_clone().unwrap();
+        copy(from, Some(File::create(&to).unwrap()))
+            .blocking_recv()
+            .unwrap();
+        assert_eq!(fs::read(&to).unwrap(), b"text");
     }
 
     #[test]

@@ -1,11 +1,9 @@
 //! One container: its bundle, Task.Create and Task.Start.
 //!
-//! Owns `<pod>/bundles/<id>/config.json` and where its log is. Promises that a container which does not start leaves no
+//! Owns what is asked for and where its log is. Promises that a container which does not start leaves no
 //! task and no bundle. The log stays: it may hold why.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,21 +21,18 @@ use crate::proto::runtimeoptions::runtimeoptions::Options;
 use crate::proto::task_v3::shim::{CreateTaskRequest, DeleteRequest, StartRequest};
 
 use super::attach::Attach;
+use super::bundle::{self, Found, Writing};
 use super::failure::Failure;
 use super::host::{Host, private_dir};
 use super::patience::Patience;
-use super::spec::{self, Wish};
-use super::supervisor::label;
-use super::{output, select};
+use super::supervisor::{self, label};
+use super::{output, select, spec};
 
 /// The answer needs a moment more than the OCI runtime's own bound.
 const MARGIN: Duration = Duration::from_secs(10);
 
 /// Task.Start: the runtime has a minute.
 const START_LIMIT: Duration = Duration::from_secs(120);
-
-/// In the bundle: what was asked for, by which the same command is known again. `config.json` is changed by the supervisor.
-const ASKED: &str = "asked.json";
 
 /// Delete of a task that has ended, or never started.
 const DELETE_LIMIT: Duration = Duration::from_secs(60);
@@ -99,69 +94,104 @@ pub fn log_path(dir: &Path, id: &str) -> PathBuf {
     dir.join("logs").join(format!("{id}.log"))
 }
 
-/// Creates and starts the container `id` in the pod. A detached one that the same command began before is joined, or its
-/// result taken; `timeout` is how long to wait for it.
-#[allow(clippy::too_many_arguments)]
-pub async fn start(
-    host: &Host,
-    client: &Client,
-    pod: &Record,
-    id: &str,
-    work: &Workload,
-    attach: Option<&Attach>,
-    timeout: Option<Duration>,
-) -> Result<(), Failure> {
+/// A container that is to run in a pod.
+#[derive(Debug)]
+pub struct Wish<'a> {
+    /// The pod it is for.
+    pub pod: &'a Record,
+    /// Its id.
+    pub id: &'a str,
+    /// What it is to do.
+    pub work: &'a Workload,
+    /// Who follows it.
+    pub attach: Option<&'a Attach>,
+    /// How long to wait for it; `None`: as long as the OCI runtime may take.
+    pub timeout: Option<Duration>,
+    /// The `--name` by which the same command takes what it began.
+    pub again: &'a str,
+}
+
+/// Why a container does not run.
+#[derive(Debug)]
+pub struct NotStarted {
+    /// What to say.
+    pub failure: Failure,
+    /// It is another command's, or its creation goes on: nothing of it may be undone.
+    pub stays: bool,
+}
+
+impl From<NotStarted> for Failure {
+    fn from(not: NotStarted) -> Self {
+        not.failure
+    }
+}
+
+impl From<Error> for NotStarted {
+    fn from(error: Error) -> Self {
+        Self::undone(error.into())
+    }
+}
+
+impl NotStarted {
+    fn undone(failure: Failure) -> Self {
+        Self {
+            failure,
+            stays: false,
+        }
+    }
+
+    fn stays(error: Error) -> Self {
+        Self {
+            failure: error.into(),
+            stays: true,
+        }
+    }
+}
+
+/// Creates and starts the container. One that the same command began before is joined, or its result taken.
+pub async fn start(host: &Host, client: &Client, wish: &Wish<'_>) -> Result<(), NotStarted> {
+    let (pod, id) = (wish.pod, wish.id);
     let dir = host.pod_dir(&pod.id);
     let place = Place {
         bundle: dir.join("bundles").join(id),
         log: log_path(&dir, id),
     };
-    let config = config(host, pod, id, work);
-    let (name, label) = (select::container_name(&pod.id, id), label(pod));
-    let joins = match found(pod, id, &place.bundle, &config) {
-        Found::Nothing => false,
-        Found::Ours if attach.is_none() => true,
-        _ => {
-            return Err(Error::new(
-                Kind::Exists,
-                format!(
-                    "add container {name:?} to pod {label}: it has one with this name; choose another"
-                ),
-            )
-            .into());
-        }
-    };
-    if joins {
-        output::complain(format!("container {name} is being made already: joining"));
-    } else if let Err(e) = failpoint::hit("cli.bundle.before")
-        .and_then(|()| write_bundle(host, &config, &place))
-        .and_then(|()| failpoint::hit("cli.bundle.after"))
-    {
-        let _ = fs::remove_dir_all(&place.bundle);
-        return Err(e.into());
-    }
+    let config = config(host, pod, id, wish.work);
+    let writing = begin(host, wish, &place, &config)?;
+    let joins = writing.is_none();
     let bound = host.config.longest_create_timeout() + MARGIN;
     let patience = match joins {
-        true => Patience::joining(timeout.unwrap_or(bound)),
-        false => Patience::first(timeout.unwrap_or(bound)),
+        true => Patience::joining(wish.timeout.unwrap_or(bound)),
+        false => Patience::first(wish.timeout.unwrap_or(bound)),
     };
-    let command = work.args.first().map_or("", String::as_str);
+    let command = wish.work.args.first().map_or("", String::as_str);
     let root = host.config.oci_root();
-    let created = create(client, &root, id, &place, attach, patience).await;
-    let goes_on = attach.is_none() && matches!(&created, Err(e) if e.kind() == Kind::Deadline);
+    let created = create(client, &root, id, &place, wish.attach, patience).await;
+    drop(writing);
     if let Err(e) = created {
-        if goes_on {
-            let next = format!("run the same command with `--name {name}` to take it");
-            return Err(Error::new(Kind::Deadline, format!("{e}; {next}")).into());
+        let detached = wish.attach.is_none();
+        return Err(match e.kind() {
+            Kind::Deadline if detached => NotStarted::stays(go_on(e, wish.again)),
+            // Made by another command meanwhile, or going just now, which is nobody's fault.
+            Kind::Exists | Kind::Busy if joins => NotStarted::stays(e),
+            _ => {
+                give_up(client, id, &place.bundle).await;
+                NotStarted::undone(Failure::of_start(command, e))
+            }
+        });
+    }
+    match call_start(client, id, "").await {
+        Ok(()) => Ok(()),
+        // Whoever else asked for it has started it a moment before.
+        Err(e) if joins && e.kind() == Kind::State && runs(host, wish) => match wish.attach {
+            None => Ok(()),
+            Some(_) => Err(NotStarted::stays(e)),
+        },
+        Err(e) => {
+            give_up(client, id, &place.bundle).await;
+            Err(NotStarted::undone(Failure::of_start(command, e)))
         }
-        give_up(client, id, &place.bundle).await;
-        return Err(Failure::of_start(command, e));
     }
-    let started = start_process(client, id, "", command).await;
-    if started.is_err() {
-        give_up(client, id, &place.bundle).await;
-    }
-    started
 }
 
 /// Where a container's files are.
@@ -170,27 +200,59 @@ struct Place {
     log: PathBuf,
 }
 
-/// What is there of the container that is asked for.
-enum Found {
-    Nothing,
-    /// On its way, or made and waiting; by the same command.
-    Ours,
-    Other,
+/// The bundle, just written. None: the same command has written it before, and what it began is to be joined.
+fn begin(
+    host: &Host,
+    wish: &Wish<'_>,
+    place: &Place,
+    config: &Value,
+) -> Result<Option<Writing>, NotStarted> {
+    let (pod, id) = (wish.pod, wish.id);
+    let (name, label) = (select::container_name(&pod.id, id), label(pod));
+    loop {
+        match bundle::find(status(host, wish), &place.bundle, config) {
+            Found::Nothing => {}
+            Found::Ours => {
+                output::complain(format!("container {name} is being made already: joining"));
+                return Ok(None);
+            }
+            Found::Other => {
+                return Err(NotStarted::stays(Error::new(
+                    Kind::Exists,
+                    format!(
+                        "add container {name:?} to pod {label}: it has one with this name; choose another"
+                    ),
+                )));
+            }
+        }
+        failpoint::hit("cli.bundle.before")?;
+        if let Some(logs) = place.log.parent() {
+            private_dir(logs)?;
+        }
+        private_dir(&host.config.oci_root())?;
+        if let Some(writing) = bundle::write(&place.bundle, config)? {
+            if let Err(e) = failpoint::hit("cli.bundle.after") {
+                let _ = fs::remove_dir_all(&place.bundle);
+                return Err(e.into());
+            }
+            return Ok(Some(writing));
+        }
+    }
 }
 
-fn found(pod: &Record, id: &str, bundle: &Path, config: &Value) -> Found {
-    let asked = fs::read(bundle.join(ASKED)).ok();
-    let same = asked
-        .is_some_and(|text| serde_json::from_slice::<Value>(&text).ok().as_ref() == Some(config));
-    let status = pod.containers.get(id).map(|c| c.status);
-    match (status, bundle.exists()) {
-        (None, false) => Found::Nothing,
-        // Begun a moment ago, or undone since: nobody came for it.
-        (None, true) if same => Found::Ours,
-        (None, true) if fs::remove_dir_all(bundle).is_ok() => Found::Nothing,
-        (Some(Status::Creating | Status::Parked | Status::Created), true) if same => Found::Ours,
-        _ => Found::Other,
-    }
+fn go_on(error: Error, name: &str) -> Error {
+    let next = format!("run the same command with `--name {name}` to take it");
+    Error::new(Kind::Deadline, format!("{error}; {next}"))
+}
+
+/// As the supervisor has it on record now.
+fn status(host: &Host, wish: &Wish<'_>) -> Option<Status> {
+    let record = supervisor::reread(host, &wish.pod.id).ok()?;
+    record.containers.get(wish.id).map(|c| c.status)
+}
+
+fn runs(host: &Host, wish: &Wish<'_>) -> bool {
+    status(host, wish).is_some_and(bundle::has_begun)
 }
 
 /// Never there, or never used: a refusal here changes nothing about the failure that is reported.
@@ -215,13 +277,18 @@ pub async fn delete(client: &Client, id: &str, exec_id: &str) -> Result<()> {
         .map_err(|e| client::from_ttrpc(&format!("delete container {id}"), e))
 }
 
-/// Task.Start of a container (`exec_id` empty) or of an exec.
+/// Task.Start of a container (`exec_id` empty) or of an exec, and in its failure the exit code that it means.
 pub async fn start_process(
     client: &Client,
     id: &str,
     exec_id: &str,
     command: &str,
 ) -> Result<(), Failure> {
+    let started = call_start(client, id, exec_id).await;
+    started.map_err(|e| Failure::of_start(command, e))
+}
+
+async fn call_start(client: &Client, id: &str, exec_id: &str) -> Result<()> {
     let request = StartRequest {
         id: id.to_owned(),
         exec_id: exec_id.to_owned(),
@@ -233,7 +300,7 @@ pub async fn start_process(
         .await;
     answer
         .map(drop)
-        .map_err(|e| Failure::of_start(command, client::from_ttrpc("start the workload", e)))
+        .map_err(|e| client::from_ttrpc("start the workload", e))
 }
 
 /// Removes a container that has ended: task, bundle, log.
@@ -343,7 +410,7 @@ fn config(host: &Host, pod: &Record, id: &str, work: &Workload) -> Value {
             pod.id
         )
     });
-    spec::config(&Wish {
+    spec::config(&spec::Wish {
         rootfs: &work.rootfs.display().to_string(),
         args: &work.args,
         env: &work.env,
@@ -355,28 +422,6 @@ fn config(host: &Host, pod: &Record, id: &str, work: &Workload) -> Value {
         files: getrlimit(Resource::RLIMIT_NOFILE).map_or(FILES, |(_, hard)| hard.min(FILES)),
         cgroup_v2: Path::new("/sys/fs/cgroup/cgroup.controllers").exists(),
     })
-}
-
-fn write_bundle(host: &Host, config: &Value, place: &Place) -> Result<()> {
-    private_dir(&place.bundle)?;
-    if let Some(logs) = place.log.parent() {
-        private_dir(logs)?;
-    }
-    private_dir(&host.config.oci_root())?;
-    let text = serde_json::to_vec_pretty(config)
-        .map_err(|e| Error::caused(Kind::Other, "write config.json", e))?;
-    for name in [ASKED, "config.json"] {
-        let path = place.bundle.join(name);
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)
-            .context(|| format!("make {}", path.display()))?;
-        file.write_all(&text)
-            .context(|| format!("write {}", path.display()))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -24,8 +24,9 @@ use super::failure::{Failure, PODVISOR_FAILED};
 use super::host::{Host, private_dir};
 use super::names::{self, Reserved};
 use super::patience::Patience;
-use super::plan::Plan;
-use super::{output, progress, remove, supervisor};
+use super::plan::{Plan, RUN_ANNOTATION};
+use super::select::{MAIN, container_id};
+use super::{bundle, output, progress, remove, supervisor};
 
 /// CreateSandbox writes files and makes no network: what takes this long hangs.
 const CREATE_LIMIT: Duration = Duration::from_secs(30);
@@ -135,7 +136,7 @@ async fn join(
         let what = format!("make pod {name}: an earlier try failed and is being rolled back");
         return Ok(Outcome::Going(Error::new(Kind::Busy, what)));
     }
-    if !is_joinable(&record) {
+    if !is_joinable(&record) && !is_unfinished(plan, &record) {
         return Err(names::taken(name, owner).into());
     }
     if !waited {
@@ -162,6 +163,16 @@ fn is_joinable(record: &Record) -> bool {
         State::NotReady => record.ready_at.is_none(),
         State::Ready | State::Stopped | State::TaskOnly => false,
     }
+}
+
+/// It is up, and what `run` has made it for has not begun: the command that was at it may have been killed, and the same
+/// command goes on. The supervisor compares the requests, and so the purposes.
+fn is_unfinished(plan: &Plan, record: &Record) -> bool {
+    let main = record.containers.get(&container_id(&record.id, MAIN));
+    plan.purpose.is_some()
+        && record.state == State::Ready
+        && record.annotations.contains_key(RUN_ANNOTATION)
+        && main.is_none_or(|main| !bundle::has_begun(main.status))
 }
 
 /// Refused for now, or closed in mid-sentence: the supervisor of another's pod is going.
@@ -200,7 +211,13 @@ async fn start(
     let started = tokio::select! {
         started = work => started,
         signal = signals.next_ending() => {
-            let error = Error::new(Kind::Cancelled, format!("start pod {name}: interrupted; it has been removed"));
+            let what = format!("start pod {name}: interrupted");
+            // Whoever began it may be at it still.
+            if patience.joins() {
+                let error = Error::new(Kind::Cancelled, format!("{what}; the creation that was joined goes on"));
+                return Err(Failure::new(128u8.wrapping_add(signal), error));
+            }
+            let error = Error::new(Kind::Cancelled, format!("{what}; it has been removed"));
             let failure = Failure::new(128u8.wrapping_add(signal), error);
             return Err(give_up(host, id, name, failure).await);
         }

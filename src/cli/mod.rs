@@ -10,6 +10,7 @@
 //! that allows it.
 
 mod attach;
+mod bundle;
 mod container;
 mod create;
 mod each;
@@ -40,6 +41,7 @@ mod stop;
 mod supervisor;
 mod version;
 mod wait;
+mod wrap;
 
 use std::process::ExitCode;
 use std::rc::Rc;

@@ -20,18 +20,21 @@ use super::{parse, ps, supervisor};
 /// The annotation by which the supervisor learns which network the pod gets.
 pub const NETWORK_ANNOTATION: &str = "io.podvisor.network";
 
+/// The annotation of a pod that `run` has made: a digest of what for, so that the same command is known again.
+pub const RUN_ANNOTATION: &str = "io.podvisor.run";
+
 /// Value of `--net` and of [`NETWORK_ANNOTATION`] for a netns with only `lo`.
 const NONE: &str = "none";
 
 /// Value of `--net` for the host's network.
 const HOST: &str = "host";
 
-/// Flags of a pod.
 /// How long to wait for a pod when nothing else is said.
 const PATIENCE: Duration = Duration::from_secs(240);
 
+/// Flags of a pod.
 // No group of its own: it is flattened into arguments of the same name.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub struct Args {
     /// Network of the pod: a configured network's name, or several with `,` between them (NAME or NAME@INTERFACE; ports
@@ -71,6 +74,8 @@ pub struct Plan {
     pub timeout: Duration,
     /// The supervisor's executable.
     pub program: PathBuf,
+    /// Digest of the workload that the pod is made for; `None`: it is made for itself.
+    pub purpose: Option<String>,
 }
 
 /// Checks the flags against this machine.
@@ -90,6 +95,7 @@ pub fn check(host: &Host, name: Option<String>, args: Args) -> Result<Plan> {
         ports: args.publish,
         timeout: args.timeout.unwrap_or(PATIENCE),
         program,
+        purpose: None,
     })
 }
 
@@ -143,6 +149,11 @@ impl Plan {
                     .annotations
                     .insert(NETWORK_ANNOTATION.into(), net.clone()),
             ),
+        }
+        if let Some(purpose) = &self.purpose {
+            config
+                .annotations
+                .insert(RUN_ANNOTATION.into(), purpose.clone());
         }
         if self.net != Net::Host {
             config.hostname = hostname(name);
@@ -336,6 +347,7 @@ mod tests {
             ports,
             timeout: Duration::from_secs(1),
             program: "/shim".into(),
+            purpose: None,
         }
     }
 

@@ -1,19 +1,23 @@
 //! `podvisor run`: a pod and its main container, or one more container in a pod that is there.
 //!
 //! Promises that in the foreground the exit code is the workload's, and that the pod ends with its main container: stopped,
-//! and removed with `--rm`. A detached pod stays until `stop`. What does not start leaves nothing.
+//! and removed with `--rm`. A detached pod stays until `stop`. What does not start leaves nothing, and what a killed command
+//! has begun is taken up by the same command, at whatever stage it is. Must never undo what another command is at.
 
 use std::path::PathBuf;
-use std::time::Duration;
+
+use serde_json::json;
+use sha2::{Digest, Sha256};
 
 use crate::client::Client;
 use crate::error::{Error, Kind};
 use crate::pod::record::{Found, Record, State};
 
 use super::attach::{Attach, Signals};
-use super::container::{self, Workload};
+use super::container::{self, NotStarted, Wish, Workload};
 use super::failure::Failure;
 use super::host::Host;
+use super::plan::Plan;
 use super::select::{self, MAIN, container_id};
 use super::supervisor::{self, label};
 use super::{make, names, output, parse, plan, remove};
@@ -75,25 +79,28 @@ async fn fresh(
     work: &Workload,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
-    let plan = plan::check(host, args.name, args.pod)?;
+    let plan = Plan {
+        purpose: Some(purpose(work, &args)),
+        ..plan::check(host, args.name.clone(), args.pod.clone())?
+    };
     let made = make::pod(host, &plan, signals).await?;
     let pod = &made.record;
     let id = container_id(&pod.id, MAIN);
-    let ran = launch(
-        host,
-        &made.client,
+    let wish = Wish {
         pod,
-        &id,
+        id: &id,
         work,
-        args.detach,
-        args.interactive,
-        None,
-        signals,
-    )
-    .await;
-    let code = match ran {
+        attach: None,
+        timeout: None,
+        again: &pod.name,
+    };
+    let code = match launch(host, &made.client, wish, &args, signals).await {
+        Err(NotStarted {
+            failure,
+            stays: true,
+        }) => return Err(failure),
         // The pod was made for this container.
-        Err(failure) => {
+        Err(NotStarted { failure, .. }) => {
             if let Err(e) = remove::unfinished(host, &pod.id, &pod.name).await {
                 output::complain(format!(
                     "undo pod {}: {e}; `podvisor rm -f {0}` tries again",
@@ -135,19 +142,15 @@ async fn add(
         None => names::random_hex(4)?,
     };
     let id = container_id(&pod.id, &name);
-    let code = launch(
-        host,
-        &client,
-        &pod,
-        &id,
+    let wish = Wish {
+        pod: &pod,
+        id: &id,
         work,
-        args.detach,
-        args.interactive,
-        args.pod.timeout,
-        signals,
-    )
-    .await?;
-    let Some(code) = code else {
+        attach: None,
+        timeout: args.pod.timeout,
+        again: &name,
+    };
+    let Some(code) = launch(host, &client, wish, args, signals).await? else {
         output::line(&id);
         return Ok(0);
     };
@@ -158,25 +161,44 @@ async fn add(
 }
 
 /// Starts the container; in the foreground follows it and returns its exit code.
-#[allow(clippy::too_many_arguments)]
 async fn launch(
     host: &Host,
     client: &Client,
-    pod: &Record,
-    id: &str,
-    work: &Workload,
-    detach: bool,
-    interactive: bool,
-    timeout: Option<Duration>,
+    wish: Wish<'_>,
+    args: &Args,
     signals: &mut Signals,
-) -> Result<Option<u8>, Failure> {
-    if detach {
-        container::start(host, client, pod, id, work, None, timeout).await?;
+) -> Result<Option<u8>, NotStarted> {
+    if args.detach {
+        container::start(host, client, &wish).await?;
         return Ok(None);
     }
-    let attach = Attach::make(&host.pod_dir(&pod.id), interactive)?;
-    container::start(host, client, pod, id, work, Some(&attach), timeout).await?;
-    Ok(Some(attach.follow(client, id, "", signals).await?))
+    let dir = host.pod_dir(&wish.pod.id);
+    let attach = Attach::of(&dir, wish.id, args.interactive).map_err(|e| NotStarted {
+        // Another command's.
+        stays: e.kind() == Kind::Exists,
+        failure: e.into(),
+    })?;
+    let attached = Wish {
+        attach: Some(&attach),
+        ..wish
+    };
+    container::start(host, client, &attached).await?;
+    let code = attach.follow(client, wish.id, "", signals).await?;
+    Ok(Some(code))
+}
+
+/// Of what the pod is made for: a retry with other words is another request.
+fn purpose(work: &Workload, args: &Args) -> String {
+    let text = json!([
+        work.rootfs,
+        work.args,
+        work.env,
+        work.cwd,
+        args.detach,
+        args.interactive
+    ]);
+    let digest = Sha256::digest(text.to_string());
+    digest.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// A pod that was run in the foreground ends with its main container.

@@ -17,6 +17,7 @@ use ttrpc::asynchronous::transport::Socket;
 use ttrpc::{Code, Error as Ttrpc};
 
 use crate::error::{Error, Kind, Result};
+use crate::proto::deadline;
 use crate::proto::events_ttrpc::events_ttrpc::EventsClient;
 use crate::proto::sandbox::sandbox_ttrpc::SandboxClient;
 use crate::proto::task_v3::shim_ttrpc::TaskClient;
@@ -103,12 +104,15 @@ pub fn path_of(address: &str) -> &str {
     address.strip_prefix("unix://").unwrap_or(address)
 }
 
-/// A ttrpc context with a timeout; `None` sends none.
+/// The context of a call that is to be answered within `limit`; it waits [`deadline::GRACE`] longer, so that an answer
+/// which is sent at the last moment still arrives. `None`: however long it takes.
 pub fn context(limit: Option<Duration>) -> ttrpc::context::Context {
-    let nanos = limit.map_or(0, |limit| {
-        i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX).max(1)
-    });
-    ttrpc::context::with_timeout(nanos)
+    deadline::context(limit)
+}
+
+/// The same for a caller who has `whole` and no more, in which the grace is.
+pub fn context_within(whole: Duration) -> ttrpc::context::Context {
+    deadline::context_within(whole)
 }
 
 /// Runs `call` on a fresh connection, and after "closed" again, at most three times, 100 ms x i^2 later.
@@ -189,12 +193,5 @@ mod tests {
             Kind::Deadline
         );
         assert!(!is_closed(&Ttrpc::Others("Unpack response error".into())));
-    }
-
-    #[test]
-    fn a_context_never_asks_for_forever_by_accident() {
-        assert_eq!(context(None).timeout_nano, 0);
-        assert_eq!(context(Some(Duration::ZERO)).timeout_nano, 1);
-        assert_eq!(context(Some(Duration::MAX)).timeout_nano, i64::MAX);
     }
 }

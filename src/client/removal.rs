@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Client, context, from_ttrpc, pause_before};
+use super::{Client, context, context_within, from_ttrpc, pause_before};
 use crate::error::{Error, Kind, Result};
 use crate::process::Identity;
 use crate::proto::sandbox::sandbox::{PingRequest, ShutdownSandboxRequest, StopSandboxRequest};
@@ -95,7 +95,7 @@ impl Supervisor<'_> {
         let what = format!("stop pod {}", self.name);
         let asked = self.ask(limit, async |client, left| {
             let sandbox = client.sandbox();
-            let answer = sandbox.stop_sandbox(context(Some(left)), &request).await;
+            let answer = sandbox.stop_sandbox(context_within(left), &request).await;
             answer.map(drop).map_err(|e| from_ttrpc(&what, e))
         });
         tokio::select! {
@@ -113,7 +113,7 @@ impl Supervisor<'_> {
         let what = format!("shut down pod {}", self.name);
         let asked = self.ask(limit, async |client, left| {
             let sandbox = client.sandbox();
-            let answer = sandbox.shutdown_sandbox(context(Some(left)), &request);
+            let answer = sandbox.shutdown_sandbox(context_within(left), &request);
             answer.await.map(drop).map_err(|e| from_ttrpc(&what, e))
         });
         tokio::select! {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use super::checkpoint::Restoring;
 use super::join::{self, millis};
 use super::record::{ContainerRecord, Status};
 use super::state::Inner;
@@ -29,7 +30,7 @@ use crate::sys;
 /// Parent of the runtimes' state directories when the options name none: where daemons look.
 const DEFAULT_ROOT: &str = "/run/containerd/runc";
 /// Where the runtime writes init's pid, in the bundle.
-const PID_FILE: &str = "init.pid";
+pub(super) const PID_FILE: &str = "init.pid";
 
 /// Runs the creation to its end: given, parked, or undone.
 pub(super) async fn work(
@@ -112,9 +113,6 @@ struct Plan {
 
 impl Plan {
     fn make(shared: &Shared, layout: &Layout, request: &CreateRequest) -> Result<Self> {
-        if !request.checkpoint.is_empty() {
-            return Err(unsupported("restoring from a checkpoint is not built yet"));
-        }
         let mut spec = Spec::read(&request.bundle)?;
         let joined = request
             .pod
@@ -142,6 +140,8 @@ impl Plan {
             io_owner: (request.options.io_uid, request.options.io_gid),
             stop_signal: kill::stop_signal(&spec.annotations()),
             rootfs: request.rootfs.clone(),
+            no_pivot_root: request.options.no_pivot_root,
+            criu_work: request.options.criu_work.clone(),
             runtime,
         };
         let record = ContainerRecord {
@@ -159,6 +159,7 @@ impl Plan {
             started_at: None,
             exit: None,
             oom_kills: 0,
+            oom_limit: None,
             stdin: request.stdin.clone(),
             stdout: request.stdout.clone(),
             stderr: request.stderr.clone(),
@@ -230,6 +231,9 @@ async fn build(
     let opening = shared.open_streams(container, streams, true);
     let mut io = container.unless_cancelled(opening).await?;
     container.inner().record.logger = io.logger();
+    if !request.checkpoint.is_empty() {
+        return wait_for_start(shared, container, &request.checkpoint, io).await;
+    }
     enter(job, id, "runtime-create");
     let child = run(shared, container, request, &mut io).await?;
     failpoint::child("container.created.process", child.pid());
@@ -254,19 +258,43 @@ async fn build(
     Ok(pid)
 }
 
+/// A container from a checkpoint is restored when it is started, and has no process before.
+async fn wait_for_start(
+    shared: &Shared,
+    container: &Container,
+    checkpoint: &str,
+    io: Io,
+) -> Result<u32> {
+    oci::check_criu(&shared.reaper).await?;
+    let image = PathBuf::from(checkpoint);
+    if !image.is_absolute() || !image.is_dir() {
+        let text = format!("restore from {checkpoint:?}: give the absolute path of a directory");
+        return Err(Error::new(Kind::Invalid, text));
+    }
+    {
+        let mut inner = container.inner();
+        inner.record.status = Status::Created;
+        inner.restoring = Some(Restoring { image, io });
+    }
+    shared.save(container)?;
+    Ok(0)
+}
+
 /// Mounts on the blocking pool: a slow disk must not hold up the other containers.
 async fn mount_rootfs(request: &CreateRequest) -> Result<()> {
     if request.rootfs.is_empty() {
         return Ok(());
     }
     let (mounts, root) = (request.rootfs.clone(), request.bundle.join("rootfs"));
+    // Where the undo of a creation that was cut short finds what is left mounted.
+    let scratch = request.bundle.join(oci::SCRATCH);
     let work = move || {
         match fs::DirBuilder::new().mode(0o711).create(&root) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(e),
             _ => Ok(()),
         }
         .context(|| format!("make {}", root.display()))?;
-        mount::mount_all(&mounts, &root)
+        mount::mount_all(&mounts, &root, &scratch)
     };
     tokio::task::spawn_blocking(work)
         .await
@@ -346,8 +374,4 @@ pub(super) fn read_pid(path: &Path) -> Result<i32> {
 
 fn taken() -> Error {
     Error::new(Kind::Exists, "its queue is taken; try again")
-}
-
-fn unsupported(why: &str) -> Error {
-    Error::new(Kind::Unsupported, why)
 }

@@ -13,7 +13,7 @@ use super::record::ExitRecord;
 use super::state::{Inner, Phase};
 use super::table::{Container, Shared};
 use super::undo;
-use crate::clock::from_unix_nanos;
+use crate::clock::{from_unix_nanos, unix_nanos};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::stdio::Io;
@@ -37,7 +37,8 @@ pub(super) async fn container(shared: &Arc<Shared>, container: &Arc<Container>) 
         }
         inner.may_delete()?
     };
-    if unstarted {
+    let now = unix_nanos(SystemTime::now());
+    if unstarted && !container.step(|inner| inner.give_up_restoring(now)) {
         end_init(container).await?;
     }
     let (record, exit, pid) = {

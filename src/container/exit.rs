@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::record::ExitRecord;
 use super::oom;
+use super::record::ExitRecord;
 use super::state::Phase;
 use super::table::{Container, Shared};
 use crate::clock::unix_nanos;

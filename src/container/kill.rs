@@ -12,19 +12,22 @@ use tokio::time::{Instant, timeout};
 use super::state::{Inner, Phase};
 use super::table::{Container, Shared};
 use super::{delete, parking, start};
+use crate::cgroup::Group;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
-use crate::oci;
 use crate::process::{Child, Identity};
+use crate::sys::process::told;
 
 /// What an image says about how its program wants to be asked to end.
 const STOP_SIGNAL: &str = "org.opencontainers.image.stopSignal";
 /// How long a cancelled create may take to undo itself.
 const CANCEL_LIMIT: Duration = Duration::from_secs(20);
-/// How long a killed container may take to be gone before the next harder means.
+/// How long a killed container may take to be gone, and a sweep of its cgroup to empty it.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// Between the signal to init and the sweep of its cgroup: enough for the kernel to end a pid namespace.
 const SWEEP_AFTER: Duration = Duration::from_secs(1);
+/// How many processes an error names.
+const SHOWN: usize = 8;
 
 /// See [`super::Containers::kill`]. Waits in no queue: a hanging verb must not protect a container.
 pub(super) async fn kill(
@@ -185,32 +188,102 @@ async fn end(shared: &Shared, container: &Arc<Container>, grace: Duration) -> Re
         }
     }
     let Some(init) = container.init() else {
+        // From a checkpoint, and not restored yet; a restore under way is given up.
+        container.cancel();
         return Ok(());
     };
     if container.inner().init.has_exited() {
-        return Ok(());
+        return sweep(container).await;
     }
     container.cancel();
     init.signal(libc::SIGKILL)?;
     if container.until(SWEEP_AFTER, gone).await {
-        return Ok(());
+        return sweep(container).await;
     }
+    let end = Instant::now() + KILL_LIMIT;
     let group = container.inner().group.clone();
-    if let Some(group) = group {
+    if let Some(group) = &group {
         // Frozen or stuck: the sweep thaws.
         let _ = group.kill_all(KILL_LIMIT).await;
     }
-    if container.until(KILL_LIMIT + oci::KILL_LIMIT, gone).await {
-        return Ok(());
+    let left = end.saturating_duration_since(Instant::now());
+    if container.until(left.max(SWEEP_AFTER), gone).await {
+        return sweep(container).await;
     }
-    let id = &container.fixed.id;
-    Err(Error::new(
+    Err(still_there(container, init.pid()))
+}
+
+/// Kills what init has left, where its pid namespace was not its own: a process that was stuck then is tried again.
+async fn sweep(container: &Container) -> Result<()> {
+    let group = container.inner().group.clone();
+    let Some(group) = group.filter(|_| !container.fixed.own_pid_namespace) else {
+        return Ok(());
+    };
+    match group.kill_all(KILL_LIMIT).await {
+        // The root's, or ours: what is in it is not the container's.
+        Err(e) if e.kind() == Kind::Invalid => Ok(()),
+        Err(e) if !e.is_gone() => Err(e.within(format!("stop container {}", container.fixed.id))),
+        _ => Ok(()),
+    }
+}
+
+/// Who hangs, and where: it was told to end, the rest is the kernel's.
+fn still_there(container: &Container, init: i32) -> Error {
+    let group = container.inner().group.clone();
+    let mut pids = group.map(|g| g.pids()).unwrap_or_default();
+    if pids.is_empty() {
+        pids.push(init);
+    }
+    let shown: Vec<String> = pids.iter().take(SHOWN).map(|pid| told(*pid)).collect();
+    let (id, count) = (&container.fixed.id, pids.len());
+    Error::new(
         Kind::Deadline,
         format!(
-            "stop container {id}: pid {} was killed and is still there",
-            init.pid()
+            "stop container {id}: {count} killed and still there after {KILL_LIMIT:?}: {}; it ends as soon as the kernel lets it",
+            shown.join(", ")
         ),
-    ))
+    )
+}
+
+/// See [`super::Containers::kill_what_is_left`].
+pub(super) async fn kill_what_is_left(shared: &Shared) {
+    for container in shared.all() {
+        let (group, ended) = {
+            let inner = container.inner();
+            let ended = inner.removed || inner.init.has_exited();
+            (inner.group.clone(), ended)
+        };
+        // Only what was killed before: a stop that has failed earlier has given nobody his grace.
+        if !container.is_cancelled() || (ended && container.fixed.own_pid_namespace) {
+            continue;
+        }
+        if let Some(init) = container.init().filter(|_| !ended) {
+            let _ = init.signal(libc::SIGKILL);
+        }
+        if let Some(group) = group {
+            let _ = group.kill_all(SWEEP_AFTER).await;
+        }
+    }
+}
+
+/// See [`super::Containers::is_any_alive`].
+pub(super) fn is_any_alive(shared: &Shared, killed: bool) -> bool {
+    shared.all().iter().any(|container| {
+        let inner = container.inner();
+        if inner.removed || (killed && !container.is_cancelled()) {
+            return false;
+        }
+        if inner.init.child.is_some() && !inner.init.has_exited() {
+            return true;
+        }
+        let ours = |g: &Group| !g.is_root() && !g.pids().contains(&own_pid());
+        let left = |g: &Group| ours(g) && !g.pids().is_empty();
+        !container.fixed.own_pid_namespace && inner.group.as_ref().is_some_and(left)
+    })
+}
+
+fn own_pid() -> i32 {
+    i32::try_from(std::process::id()).unwrap_or(0)
 }
 
 /// Whether what is killed by this signal may be taken for ended.

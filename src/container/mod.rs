@@ -5,6 +5,7 @@
 //! create, start, exit and delete are announced in this order, exactly one exit each, init's last; a create that failed
 //! leaves nothing; a create or a start outlives the request that asked for it (docs/retry.md). Must never hold up one container for another.
 
+mod checkpoint;
 mod create;
 mod delete;
 mod event;
@@ -37,8 +38,12 @@ use crate::mount::Mount;
 use crate::process::Reaper;
 
 pub use crate::spec::options::Options as RuntimeOptions;
-pub use record::{ContainerRecord, Events, ExitRecord, Ledger, Status};
+pub use checkpoint::CheckpointRequest;
+pub use record::{ContainerRecord, Events, ExitRecord, Ledger, OomLimit, Status};
 pub use undo::undo;
+
+pub use crate::oci::Dump;
+pub use crate::stdio::{Attached, Next};
 
 /// What the pod gives its containers: applied to config.json in `create` (unknown fields kept).
 #[derive(Clone, Debug, Default)]
@@ -68,7 +73,7 @@ pub struct CreateRequest {
     pub stdout: String,
     /// See `stdin`.
     pub stderr: String,
-    /// Directory to restore from.
+    /// Directory to restore from, at the start; the answer is pid 0 then. Empty: a new container.
     pub checkpoint: String,
     /// How the OCI runtime is run.
     pub options: RuntimeOptions,
@@ -166,7 +171,7 @@ impl Containers {
     /// # Errors
     /// Exists for an id in use by another request, naming both digests, or by a container that has ended; Deadline with
     /// the stage, Busy while an earlier one is being undone or when the result waits for the next request; Unsupported
-    /// for a checkpoint; Cancelled when the pod or the container was stopped meanwhile. Unless the work
+    /// for a checkpoint where criu cannot work; Cancelled when the pod or the container was stopped meanwhile. Unless the work
     /// goes on, nothing of the container is left (what takes longer than a moment to undo goes on), and nothing was
     /// announced.
     pub async fn create_within(
@@ -291,6 +296,11 @@ impl Containers {
         self.shared.container(id)?.close_stdin(exec_id)
     }
 
+    /// A client that has come for the stream `name`, which a process has or will have.
+    pub fn attach(&self, name: &str) -> Attached {
+        self.shared.streams.attach(name)
+    }
+
     /// Sets the size of a terminal's window, characters, now or as soon as there is one.
     ///
     /// # Errors
@@ -300,6 +310,14 @@ impl Containers {
         self.shared
             .container(id)?
             .resize(exec_id, side(width), side(height))
+    }
+
+    /// Dumps a running or paused container to a directory, from which another can be created.
+    ///
+    /// # Errors
+    /// NotFound, State, Unsupported with criu's reason, or the runtime's.
+    pub async fn checkpoint(&self, id: &str, request: &CheckpointRequest) -> Result<()> {
+        checkpoint::checkpoint(&self.shared, &*self.shared.container(id)?, request).await
     }
 
     /// Freezes a running container.
@@ -356,6 +374,12 @@ impl Containers {
         parking::are_all_unclaimed(&self.shared)
     }
 
+    /// Resolves when the next container has been thrown away because nobody took it in its time.
+    pub async fn one_was_unclaimed(&self) {
+        // The sender lives as long as this does.
+        let _ = self.shared.unclaimed.subscribe().changed().await;
+    }
+
     /// A [`Containers::stop_all`] that is under way gives no grace beyond `grace` from now: whoever asks last does not wait
     /// for the patience of whoever asked first.
     pub fn shorten_grace(&self, grace: Duration) {
@@ -369,5 +393,15 @@ impl Containers {
     /// The first; the others are still stopped.
     pub async fn stop_all(&self, grace: Duration, delete: bool) -> Result<()> {
         kill::stop_all(&self.shared, grace, delete).await
+    }
+
+    /// Whether a process of a container lives; `killed`: of one that was stopped, and hangs in the kernel.
+    pub fn is_any_alive(&self, killed: bool) -> bool {
+        kill::is_any_alive(&self.shared, killed)
+    }
+
+    /// SIGKILL once more to what is left of all of them, thawed where it is frozen. Waits a second for each at most.
+    pub async fn kill_what_is_left(&self) {
+        kill::kill_what_is_left(&self.shared).await;
     }
 }

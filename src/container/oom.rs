@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use super::record::OomLimit;
 use super::table::{Container, Shared};
 use crate::cgroup::{OomCount, OomWatch};
 
@@ -62,23 +63,19 @@ fn tell_of(shared: &Shared, container: &Container, stuck: bool) -> bool {
         return false;
     }
     let limit = match news.own_limit {
-        true => "its own",
-        false => "its pod's or the machine's",
+        true => OomLimit::Container,
+        false => OomLimit::Above,
     };
-    let (id, kills) = (&container.fixed.id, news.kills);
-    tracing::warn!(
-        id,
-        kills,
-        limit,
-        stuck = news.stuck,
-        "the container is out of memory"
-    );
+    let (id, kills, stuck) = (&container.fixed.id, news.kills, news.stuck);
+    tracing::warn!(id, kills, ?limit, stuck, "the container is out of memory");
     container.step(|inner| {
-        inner.record.oom_kills += news.kills;
+        inner.record.oom_kills += kills;
+        inner.record.oom_limit = Some(limit);
         // The exit of init is the last that is told of a container.
         if !inner.init.has_exited() {
             shared.announcer(container).out_of_memory();
         }
     });
+    shared.save_or_warn(container);
     true
 }

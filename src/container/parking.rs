@@ -83,6 +83,7 @@ fn park(shared: &Arc<Shared>, container: &Arc<Container>) {
         if job.expired(interval, is_parked).await && job.discard(false) {
             tracing::warn!(id = %container.fixed.id, "nobody took the parked container; undoing it");
             undo(&shared, &container).await;
+            shared.unclaimed.send_modify(|n| *n += 1);
         }
     });
 }

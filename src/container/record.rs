@@ -42,6 +42,9 @@ pub struct ContainerRecord {
     /// How many of its processes the kernel killed for want of memory.
     #[serde(default)]
     pub oom_kills: u64,
+    /// Whose limit was hit at the last of these.
+    #[serde(default)]
+    pub oom_limit: Option<OomLimit>,
     /// Verbatim from the request; so the three below.
     pub stdin: String,
     /// See `stdin`.
@@ -62,6 +65,16 @@ pub struct ExitRecord {
     pub code: u32,
     /// Unix nanoseconds.
     pub at: u64,
+}
+
+/// Whose memory was used up when the kernel killed a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OomLimit {
+    /// The container's, or that of a group that it has made in its own.
+    Container,
+    /// That of its pod or of a group above, or the machine's.
+    Above,
 }
 
 /// Where a container or an exec is in its life.

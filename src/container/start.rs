@@ -4,11 +4,14 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::checkpoint;
 use super::exec;
+use super::exit;
 use super::join::millis;
 use super::record::Status;
 use super::state::{Inner, Phase};
 use super::table::{Container, Shared};
+use crate::cgroup::{Group, Layout};
 use crate::clock::unix_nanos;
 use crate::error::{Kind, Result};
 use crate::failpoint;
@@ -110,25 +113,36 @@ fn join_or_begin(
     Ok(Role::Waiter(waiter))
 }
 
-async fn start(shared: &Shared, container: &Arc<Container>) -> Result<u32> {
+async fn start(shared: &Arc<Shared>, container: &Arc<Container>) -> Result<u32> {
     let _turn = container.verbs.lock().await;
     let fixed = &container.fixed;
-    {
+    let restoring = {
         let mut inner = container.inner();
         if inner.removed {
             return Err(Inner::absent(&fixed.id));
         }
+        if inner.restoring.is_none() && inner.init.child.is_none() {
+            return Err(inner.refusal("start", "its restoration has failed; delete it"));
+        }
         inner.begin_start()?;
-    }
+        inner.restoring.take()
+    };
     // Read before: a program that ends at once must not have ended before it was started.
     let at = unix_nanos(SystemTime::now());
     let starting = async {
         failpoint::reach("runtime-start.before").await?;
-        let start = fixed
-            .runtime
-            .start(&shared.reaper, &fixed.bundle, &fixed.id);
-        start.await?;
-        failpoint::reach("runtime-start.after").await
+        let restored = match restoring {
+            Some(restoring) => Some(checkpoint::restore(shared, container, restoring).await?),
+            None => {
+                let start = fixed
+                    .runtime
+                    .start(&shared.reaper, &fixed.bundle, &fixed.id);
+                start.await?;
+                None
+            }
+        };
+        failpoint::reach("runtime-start.after").await?;
+        Ok(restored)
     };
     let starting = container.unless_cancelled(starting);
     let started = tokio::select! {
@@ -140,7 +154,22 @@ async fn start(shared: &Shared, container: &Arc<Container>) -> Result<u32> {
             "its init process has ended, and the OCI runtime's start hangs",
         )),
     };
+    let (started, restored) = match started {
+        Ok(restored) => (Ok(()), restored),
+        Err(error) => (Err(error), None),
+    };
+    let child = restored.as_ref().map(|(child, _)| child.clone());
+    let group = match &child {
+        Some(child) => Group::of_process(&Layout::detect()?, child.pid()).ok(),
+        None => None,
+    };
     let pid = container.step(|inner| {
+        if let Some((child, io)) = restored {
+            inner.record.init = Some(child.identity);
+            inner.record.cgroup = group.as_ref().map(|g| g.path().to_owned());
+            inner.group = group;
+            inner.init.connect(child, io);
+        }
         inner.end_start(started.is_ok().then_some(at));
         let pid = inner.init.pid();
         if started.is_ok() {
@@ -148,6 +177,9 @@ async fn start(shared: &Shared, container: &Arc<Container>) -> Result<u32> {
         }
         pid
     });
+    if let Some(child) = child {
+        exit::watch_init(shared, container, child);
+    }
     started.map_err(|e| e.within(format!("start container {}", fixed.id)))?;
     shared.save_or_warn(container);
     Ok(pid)

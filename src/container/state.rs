@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use super::checkpoint::Restoring;
 use super::record::{ContainerRecord, ExitRecord, Status};
 use crate::cgroup::Group;
 use crate::error::{Error, Kind, Result};
@@ -72,6 +73,8 @@ pub(super) struct Inner {
     /// Deleted, or its create failed.
     pub removed: bool,
     pub group: Option<Group>,
+    /// Created from a checkpoint, and not started.
+    pub restoring: Option<Restoring>,
     pub init: Process,
     pub execs: BTreeMap<String, Exec>,
 }
@@ -145,6 +148,7 @@ impl Inner {
             ending: false,
             removed: false,
             group: None,
+            restoring: None,
             init: Process::new(streams),
             execs: BTreeMap::new(),
         }
@@ -249,6 +253,17 @@ impl Inner {
             .count()
     }
 
+    /// A container from a checkpoint that is not started, or whose start failed, never had a process: it has ended. False
+    /// for another.
+    pub fn give_up_restoring(&mut self, at: u64) -> bool {
+        if self.restoring.take().is_none() && self.init.child.is_some() {
+            return false;
+        }
+        let exit = ExitRecord { code: 0, at };
+        self.note_exit(exit);
+        self.init.end(exit)
+    }
+
     /// Init was seen to have ended: kept at once, announced later.
     pub fn note_exit(&mut self, exit: ExitRecord) {
         self.ending = true;
@@ -306,6 +321,7 @@ mod tests {
             started_at: None,
             exit: None,
             oom_kills: 0,
+            oom_limit: None,
             stdin: String::new(),
             stdout: String::new(),
             stderr: String::new(),

@@ -37,12 +37,16 @@ pub(super) struct Shared {
     pub reaper: Reaper,
     ledger: Arc<dyn Ledger>,
     events: Arc<dyn Events>,
+    /// Streams of bytes that clients come for by name.
+    pub streams: stdio::Streams,
     table: Mutex<BTreeMap<String, Arc<Container>>>,
     /// By container: from the request that begins one until nothing of the container is left.
     creations: Mutex<BTreeMap<String, Making>>,
     joined: Mutex<BTreeMap<&'static str, u64>>,
     /// Whatever grace a stop was given, it ends here.
     grace_end: watch::Sender<Option<Instant>>,
+    /// How many were thrown away because nobody took them.
+    pub unclaimed: watch::Sender<u64>,
 }
 
 /// One creation and whom it is for.
@@ -67,6 +71,10 @@ pub(super) struct Fixed {
     pub stop_signal: u32,
     /// As the request has it.
     pub rootfs: Vec<Mount>,
+    /// For a restore; so the one below.
+    pub no_pivot_root: bool,
+    /// criu's directory; empty for one in the bundle.
+    pub criu_work: String,
 }
 
 /// One container.
@@ -102,10 +110,12 @@ impl Shared {
             reaper,
             ledger,
             events,
+            streams: stdio::Streams::default(),
             table: Mutex::default(),
             creations: Mutex::default(),
             joined: Mutex::default(),
             grace_end: watch::Sender::new(None),
+            unclaimed: watch::Sender::new(0),
         }
     }
 
@@ -241,6 +251,7 @@ impl Shared {
             uid: fixed.io_owner.0,
             gid: fixed.io_owner.1,
             direct,
+            streams: self.streams.clone(),
             console_dir: self.config.runtime_root.join("s"),
             container: fixed.id.clone(),
             namespace: self.namespace.clone(),

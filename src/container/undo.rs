@@ -19,6 +19,7 @@ use crate::mount::unmount_tree;
 use crate::oci::{Flavour, Runtime, SCRATCH};
 use crate::process::Reaper;
 use crate::stdio;
+use crate::sys::process::told;
 
 /// How long killed processes may take to be gone.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
@@ -97,8 +98,9 @@ async fn kill(record: &ContainerRecord) -> Result<()> {
         Some(init) if !init.wait_gone(KILL_LIMIT).await => Err(Error::new(
             Kind::Deadline,
             format!(
-                "end container {}: pid {} was killed and is still there",
-                record.id, init.pid
+                "end container {}: {} was killed and is still there",
+                record.id,
+                told(init.pid)
             ),
         )),
         _ => Ok(()),

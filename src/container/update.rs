@@ -57,7 +57,10 @@ fn document(id: &str, resources: &Any) -> Result<Vec<u8>> {
         )
     };
     if !any::is(resources, any::OCI_RESOURCES) {
-        return Err(refuse(format!("resources of type {:?}", resources.type_url)));
+        return Err(refuse(format!(
+            "resources of type {:?}",
+            resources.type_url
+        )));
     }
     match serde_json::from_slice(&resources.value) {
         Ok(Value::Object(_)) => Ok(resources.value.clone()),

@@ -139,7 +139,7 @@ impl Cleaner<'_> {
                 // It may be at work on its first request just now; then it stays and answers for itself.
                 let _ = client
                     .task()
-                    .shutdown(client::context(Some(STEP_LIMIT / 3)), &request)
+                    .shutdown(client::context_within(STEP_LIMIT / 3), &request)
                     .await;
             }
         }
@@ -184,7 +184,7 @@ impl Cleaner<'_> {
         };
         let shut = supervisor.ask(STEP_LIMIT, async |client, left| {
             let task = client.task();
-            let answer = task.shutdown(client::context(Some(left)), &request);
+            let answer = task.shutdown(client::context_within(left), &request);
             answer
                 .await
                 .map_err(|e| client::from_ttrpc("shut down the task service", e))
@@ -218,7 +218,7 @@ impl Cleaner<'_> {
         let _ = supervisor
             .ask(limit, async |client, left| {
                 let task = client.task();
-                let answer = task.kill(client::context(Some(left)), &kill);
+                let answer = task.kill(client::context_within(left), &kill);
                 answer
                     .await
                     .map_err(|e| client::from_ttrpc("kill the container", e))
@@ -227,7 +227,7 @@ impl Cleaner<'_> {
         let waited = supervisor
             .ask(limit, async |client, left| {
                 let task = client.task();
-                let answer = task.wait(client::context(Some(left)), &wait);
+                let answer = task.wait(client::context_within(left), &wait);
                 let answer = answer
                     .await
                     .map_err(|e| client::from_ttrpc("wait for the container", e))?;
@@ -237,7 +237,7 @@ impl Cleaner<'_> {
         let deleted = supervisor
             .ask(limit, async |client, left| {
                 let task = client.task();
-                let answer = task.delete(client::context(Some(left)), &delete);
+                let answer = task.delete(client::context_within(left), &delete);
                 let answer = answer
                     .await
                     .map_err(|e| client::from_ttrpc("delete the container", e))?;
@@ -305,7 +305,7 @@ impl Cleaner<'_> {
         };
         let ping = supervisor.ask(STEP_LIMIT, async |client, left| {
             let sandbox = client.sandbox();
-            let answer = sandbox.ping_sandbox(client::context(Some(left)), &request);
+            let answer = sandbox.ping_sandbox(client::context_within(left), &request);
             answer
                 .await
                 .map_err(|e| client::from_ttrpc("ping the supervisor", e))

@@ -9,6 +9,7 @@ use std::time::Duration;
 use protobuf::Message;
 use protobuf::well_known_types::any::Any;
 
+use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::launch::{NAME, answer, bootstrap, probe};
 use crate::proto::any;
@@ -43,11 +44,7 @@ pub fn info() -> Result<ExitCode> {
             )
         })?),
     };
-    let options = given
-        .as_ref()
-        .map(Options::decode)
-        .transpose()?
-        .unwrap_or_default();
+    let options = Options::of_daemon(given.as_ref(), &Config::load()?.options)?;
     let runtime = if options.binary.is_empty() {
         DEFAULT_RUNTIME
     } else {

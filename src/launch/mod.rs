@@ -17,6 +17,8 @@ mod daemon;
 mod delete;
 mod dialect;
 mod flags;
+#[cfg(test)]
+mod fuzz;
 mod info;
 mod joined;
 mod probe;

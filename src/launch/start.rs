@@ -48,12 +48,7 @@ pub fn run(flags: &Flags) -> Result<ExitCode> {
     let config = Config::load()?;
     let bundle = env::current_dir().context(|| "find the bundle: start runs in it")?;
     let input = bootstrap::parse(&bootstrap::read_stdin()?, &flags.id, &flags.namespace)?;
-    let options = input
-        .options
-        .as_ref()
-        .map(Options::decode)
-        .transpose()?
-        .unwrap_or_default();
+    let options = Options::of_daemon(input.options.as_ref(), &config.options)?;
     let group = group(&bundle, &flags.id)?;
 
     let params = input.params.clone().unwrap_or_default();

@@ -4,6 +4,7 @@
 //! mounted, that a target never leaves the root it belongs to, and that unmounting goes by what the kernel lists, not
 //! by what we remember. Must never follow a symbolic link that the image or the container made.
 
+mod idmap;
 mod options;
 mod overlay;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use nix::sys::statvfs::{FsFlags, fstatvfs};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error, Kind, Result};
+use crate::sys::loopdev::LoopDevice;
 use crate::sys::mountinfo;
 use options::Options;
 
@@ -42,15 +44,16 @@ pub struct Mount {
     pub options: Vec<String>,
 }
 
-/// Mounts all, in order, below `root`; undoes what it did when one fails.
+/// Mounts all, in order, below `root`; undoes what it did when one fails. `scratch`: a directory for what is mounted only
+/// meanwhile; made when it is needed, and on the way out empty again.
 ///
 /// # Errors
-/// Unsupported for what is not built (loop devices, id-mapped mounts, helper programs), else what the kernel says, with
-/// the number and the type of the mount.
-pub fn mount_all(mounts: &[Mount], root: &Path) -> Result<()> {
+/// Unsupported for what is not built (helper programs of FUSE), else what the kernel says, with the number and the type
+/// of the mount.
+pub fn mount_all(mounts: &[Mount], root: &Path, scratch: &Path) -> Result<()> {
     let mut done = Vec::new();
     for (index, mount) in mounts.iter().enumerate() {
-        if let Err(e) = mount_one(mount, root, &mut done) {
+        if let Err(e) = mount_one(mount, root, scratch, &mut done) {
             for point in done.iter().rev() {
                 if let Err(e) = unmount(point) {
                     tracing::warn!(point = %point.display(), error = %e, "undo of a mount");
@@ -100,7 +103,7 @@ pub fn unmount_tree(path: &Path) -> Result<()> {
         .within(format!("unmount all below {}", path.display())))
 }
 
-fn mount_one(wanted: &Mount, root: &Path, done: &mut Vec<PathBuf>) -> Result<()> {
+fn mount_one(wanted: &Mount, root: &Path, scratch: &Path, done: &mut Vec<PathBuf>) -> Result<()> {
     if wanted.kind.contains("fuse")
         && (wanted.kind.starts_with("mount.") || wanted.kind.contains('.'))
     {
@@ -110,24 +113,10 @@ fn mount_one(wanted: &Mount, root: &Path, done: &mut Vec<PathBuf>) -> Result<()>
         );
         return Err(Error::new(Kind::Unsupported, why));
     }
-    let options = Options::parse(&wanted.kind, &wanted.options)?;
+    let mut options = Options::parse(&wanted.kind, &wanted.options)?;
     if !options.flags.contains(MsFlags::MS_REMOUNT) || !options.data.is_empty() {
         let target = at(root, &wanted.target)?;
-        let point = proc_path(&target);
-        if overlay::is_long(&wanted.kind, &options) {
-            overlay::mount_long(&wanted.source, &point, &options)?;
-        } else {
-            let data = options.joined();
-            let data = (!data.is_empty()).then_some(data.as_str());
-            mount(
-                Some(wanted.source.as_str()),
-                &point,
-                Some(wanted.kind.as_str()),
-                options.flags,
-                data,
-            )
-            .context(|| format!("mount {:?}", wanted.source))?;
-        }
+        place(wanted, &mut options, &proc_path(&target), scratch)?;
         if !options.flags.contains(MsFlags::MS_REMOUNT) {
             // Opened anew: the first descriptor is the directory below the mount.
             let top = at(root, &wanted.target)?;
@@ -154,6 +143,43 @@ fn mount_one(wanted: &Mount, root: &Path, done: &mut Vec<PathBuf>) -> Result<()>
         .context(|| "change the propagation")?;
     }
     Ok(())
+}
+
+/// The first call: the mount itself, at `point`.
+fn place(wanted: &Mount, options: &mut Options, point: &Path, scratch: &Path) -> Result<()> {
+    let mut source = wanted.source.clone();
+    // Both are let go when the mount is made: it has a hold of its own then.
+    let mut _layers = None;
+    let mut _device = None;
+    if !options.maps.is_empty() {
+        if options.is_bind() {
+            let recursive = options.flags.contains(MsFlags::MS_REC);
+            return idmap::bind(Path::new(&source), point, options, recursive);
+        }
+        if wanted.kind != "overlay" {
+            let why = format!(
+                "map the ids of a {} mount: only binds and overlays can be",
+                wanted.kind
+            );
+            return Err(Error::new(Kind::Unsupported, why));
+        }
+        _layers = Some(idmap::map_layers(options, scratch)?);
+    }
+    if options.is_loop {
+        let read_only = options.flags.contains(MsFlags::MS_RDONLY);
+        let device = LoopDevice::attach(Path::new(&source), read_only)
+            .context(|| format!("make a loop device of {source}"))?;
+        source = device.path.to_string_lossy().into_owned();
+        _device = Some(device);
+    }
+    if overlay::is_long(&wanted.kind, options) {
+        return overlay::mount_long(&source, point, options);
+    }
+    let data = options.joined();
+    let data = (!data.is_empty()).then_some(data.as_str());
+    let kind = Some(wanted.kind.as_str());
+    mount(Some(source.as_str()), point, kind, options.flags, data)
+        .context(|| format!("mount {:?}", wanted.source))
 }
 
 /// Opens `target` inside `root`: links and `..` in it cannot lead out (openat2 with RESOLVE_IN_ROOT).

@@ -5,7 +5,8 @@
 
 use nix::mount::MsFlags;
 
-use crate::error::{Error, Kind, Result};
+use super::idmap::Maps;
+use crate::error::Result;
 
 /// Sorted options of one mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +17,10 @@ pub(super) struct Options {
     pub propagation: MsFlags,
     /// For the filesystem.
     pub data: Vec<String>,
+    /// The source is a file that a loop device is made of.
+    pub is_loop: bool,
+    /// Ids the files are shown with.
+    pub maps: Maps,
 }
 
 impl Options {
@@ -25,6 +30,8 @@ impl Options {
             flags: MsFlags::empty(),
             propagation: MsFlags::empty(),
             data: Vec::new(),
+            is_loop: false,
+            maps: Maps::default(),
         };
         match kind {
             "bind" => out.flags |= MsFlags::MS_BIND,
@@ -32,14 +39,14 @@ impl Options {
             _ => {}
         }
         for option in options {
-            let (key, _) = option.split_once('=').unwrap_or((option, ""));
-            if matches!(key, "loop" | "uidmap" | "gidmap") {
-                return Err(Error::new(
-                    Kind::Unsupported,
-                    format!(
-                        "mount with option {option:?}: not built yet, choose a snapshotter that does not need it"
-                    ),
-                ));
+            let (key, value) = option.split_once('=').unwrap_or((option, ""));
+            if matches!(key, "uidmap" | "gidmap") {
+                out.maps.add(key, value)?;
+                continue;
+            }
+            if option == "loop" {
+                out.is_loop = true;
+                continue;
             }
             if key.starts_with("X-containerd.") {
                 continue; // hints among containerd's own parts
@@ -156,10 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_built_is_said() {
-        for option in ["loop", "uidmap=0:1000:1", "gidmap=0:1000:1"] {
-            let error = Options::parse("ext4", &[option.to_owned()]).unwrap_err();
-            assert_eq!(error.kind(), Kind::Unsupported, "{option}");
-        }
+    fn loop_devices_and_maps_are_no_options_of_the_filesystem() {
+        let o = parse("ext4", "ro,loop,uidmap=0:1000:1,gidmap=0:2000:1,noload");
+        assert!(o.is_loop && o.joined() == "noload");
+        assert_eq!(
+            (o.maps.uids.as_str(), o.maps.gids.as_str()),
+            ("0 1000 1\n", "0 2000 1\n")
+        );
+        assert!(Options::parse("ext4", &["uidmap=x".to_owned()]).is_err());
+        assert_eq!(parse("ext4", "loop=/dev/loop0").joined(), "loop=/dev/loop0");
     }
 }

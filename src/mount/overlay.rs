@@ -120,7 +120,7 @@ fn common<'a>(a: &'a str, b: &'a str) -> &'a str {
 }
 
 /// Layers of a `lowerdir` value; `\:` is no separator. The escapes stay.
-fn split(list: &str) -> impl Iterator<Item = &str> {
+pub(super) fn split(list: &str) -> impl Iterator<Item = &str> {
     let mut escaped = false;
     list.split(move |c| {
         let separator = c == ':' && !escaped;
@@ -129,7 +129,14 @@ fn split(list: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-fn unescape(layer: &str) -> String {
+pub(super) fn escape(layer: &str) -> String {
+    layer
+        .replace('\\', r"\\")
+        .replace(':', r"\:")
+        .replace(',', r"\,")
+}
+
+pub(super) fn unescape(layer: &str) -> String {
     let mut out = String::with_capacity(layer.len());
     let mut chars = layer.chars();
     while let Some(c) = chars.next() {

@@ -1,7 +1,7 @@
 //! Mounts for real, on tmpfs of our own in a private mount namespace of the test's thread.
 
 use super::*;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 
 /// Runs `work` on a thread with its own mount namespace and a tmpfs; mounts die with the thread. Needs root.
 fn private(work: impl FnOnce(&Path) + Send) {
@@ -31,6 +31,11 @@ fn wanted(kind: &str, source: &Path, target: &str, options: &[&str]) -> Mount {
         target: target.into(),
         options: options.iter().map(|o| (*o).into()).collect(),
     }
+}
+
+/// For lists that need no room for what is mounted meanwhile.
+fn mount_plainly(mounts: &[Mount], root: &Path) -> Result<()> {
+    mount_all(mounts, root, Path::new("/nonexistent"))
 }
 
 fn table() -> Vec<mountinfo::Entry> {
@@ -66,7 +71,7 @@ fn read_only_bind_propagation_and_a_second_mount_inside() {
             ),
             wanted("tmpfs", Path::new("x"), "/sub", &["size=64k", "mode=700"]),
         ];
-        mount_all(&list, &d[1]).unwrap();
+        mount_plainly(&list, &d[1]).unwrap();
         let root = entry(&d[1]);
         assert!(root.options.starts_with("ro,nosuid"), "{root:?}");
         assert!(fs::write(d[1].join("f"), "").is_err());
@@ -84,7 +89,7 @@ fn a_failing_list_leaves_nothing_mounted() {
             wanted("tmpfs", Path::new("x"), "sub", &[]),
             wanted("nosuchfs", Path::new("x"), "sub", &[]),
         ];
-        let text = mount_all(&list, &d[1]).unwrap_err().to_string();
+        let text = mount_plainly(&list, &d[1]).unwrap_err().to_string();
         assert!(text.starts_with("mount 3 of 3 (nosuchfs) on "), "{text}");
         assert_eq!(table(), before);
     });
@@ -97,7 +102,7 @@ fn a_target_cannot_leave_its_root() {
         symlink(&d[1], d[0].parent().unwrap().join("link")).unwrap();
         for target in ["link", "../out", "in/../../out"] {
             let root = base.join("root");
-            let done = mount_all(&[wanted("tmpfs", Path::new("x"), target, &[])], &root);
+            let done = mount_plainly(&[wanted("tmpfs", Path::new("x"), target, &[])], &root);
             assert!(done.is_err(), "{target}");
             assert!(!table().iter().any(|e| e.point == d[1]), "{target}");
         }
@@ -124,7 +129,7 @@ fn overlays_with_more_layers_than_a_page_holds() {
         let texts: Vec<&str> = options.iter().map(String::as_str).collect();
         let list = [wanted("overlay", Path::new("overlay"), "", &texts)];
         let cwd = std::env::current_dir().unwrap();
-        mount_all(&list, &d[2]).unwrap();
+        mount_plainly(&list, &d[2]).unwrap();
         assert!(d[2].join("f0").exists() && d[2].join("f79").exists());
         umount2(&d[2], MntFlags::empty()).unwrap();
 
@@ -151,10 +156,10 @@ fn the_tree_goes_stacked_nested_and_busy() {
         let d = dirs(base, &["tree", "beside"]);
         let x = Path::new("x");
         let list = [wanted("tmpfs", x, "", &[]), wanted("tmpfs", x, "", &[])];
-        mount_all(&list, &d[0]).unwrap();
+        mount_plainly(&list, &d[0]).unwrap();
         dirs(&d[0], &["a b\\c/d"]);
-        mount_all(&[wanted("tmpfs", x, "a b\\c/d", &[])], &d[0]).unwrap();
-        mount_all(&[wanted("tmpfs", x, "", &[])], &d[1]).unwrap();
+        mount_plainly(&[wanted("tmpfs", x, "a b\\c/d", &[])], &d[0]).unwrap();
+        mount_plainly(&[wanted("tmpfs", x, "", &[])], &d[1]).unwrap();
         let busy = File::create(d[0].join("a b\\c/d/f")).unwrap();
         symlink(&d[1], base.join("link")).unwrap();
         unmount_tree(&d[0]).unwrap();
@@ -180,4 +185,77 @@ fn the_order_is_deepest_first_then_youngest() {
         4 1 0:4 / /r/b/c rw - t t rw\n5 0 0:5 / /rx rw - t t rw\n";
     let order = below(&mountinfo::parse(text), Path::new("/r"));
     assert_eq!(order, ["/r/b/c", "/r/a", "/r/a", "/r"].map(PathBuf::from));
+}
+
+/// The words with which a kernel refuses what it cannot do, that of a virtual machine for tests among them.
+fn is_refusal(error: &Error, words: &[&str]) -> bool {
+    let text = error.to_string();
+    words.iter().any(|word| text.contains(word))
+}
+
+#[test]
+fn an_id_mapped_bind_shows_other_owners_and_may_be_read_only() {
+    private(|base| {
+        let d = dirs(base, &["src", "root"]);
+        fs::write(d[0].join("f"), "").unwrap();
+        let maps = ["uidmap=0:1000:10,10:5000:1", "gidmap=0:2000:10"];
+        let options = ["rbind", "ro", maps[0], maps[1]];
+        let list = [wanted("bind", &d[0], "", &options)];
+        match mount_plainly(&list, &d[1]) {
+            Ok(()) => {
+                let file = fs::metadata(d[1].join("f")).unwrap();
+                assert_eq!((file.uid(), file.gid()), (1000, 2000));
+                assert!(fs::write(d[1].join("g"), "").is_err(), "read-only");
+            }
+            // A tmpfs can be mapped since Linux 6.3.
+            Err(e) => assert!(is_refusal(&e, &["cannot map the ids"]), "{e}"),
+        }
+    });
+}
+
+#[test]
+fn the_lower_layers_of_an_overlay_are_mapped_and_the_upper_is_not() {
+    private(|base| {
+        let d = dirs(base, &["one", "t:wo", "upper", "work", "root", "scratch"]);
+        fs::write(d[0].join("a"), "a").unwrap();
+        fs::write(d[1].join("b"), "b").unwrap();
+        let lower = format!("lowerdir={}:{}/t\\:wo", d[0].display(), base.display());
+        let (upper, work) = (
+            format!("upperdir={}", d[2].display()),
+            format!("workdir={}", d[3].display()),
+        );
+        let options = [
+            &work,
+            &upper,
+            &lower,
+            "uidmap=0:1000:10",
+            "gidmap=0:2000:10",
+        ];
+        let list = [wanted("overlay", Path::new("overlay"), "", &options)];
+        let before = table();
+        match mount_all(&list, &d[4], &d[5]) {
+            Ok(()) => {
+                for name in ["a", "b"] {
+                    let file = fs::metadata(d[4].join(name)).unwrap();
+                    assert_eq!((file.uid(), file.gid()), (1000, 2000), "{name}");
+                }
+                fs::write(d[4].join("new"), "").unwrap();
+                assert_eq!(fs::metadata(d[2].join("new")).unwrap().uid(), 0);
+                assert_eq!(table().len(), before.len() + 1, "{:?}", table());
+            }
+            Err(e) => {
+                assert!(is_refusal(&e, &["cannot map the ids"]), "{e}");
+                assert_eq!(table(), before);
+            }
+        }
+        assert!(!d[5].join("layers").exists());
+        let plain = [wanted(
+            "tmpfs",
+            Path::new("x"),
+            "",
+            &["uidmap=0:1:1", "gidmap=0:1:1"],
+        )];
+        let error = mount_all(&plain, &d[4], &d[5]).unwrap_err();
+        assert_eq!(error.kind(), Kind::Unsupported);
+    });
 }

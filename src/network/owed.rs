@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{NetworkRecord, Parking, disk, netns};
+use super::{Claim, NetworkRecord, Parking, disk, netns};
 use crate::clock;
 use crate::error::{Error, Kind, Result};
 use crate::process::Identity;
@@ -67,6 +67,12 @@ pub struct Holder {
     pub ifnames: Vec<String>,
     /// Why there will be none.
     pub failed: String,
+    /// "network/interface" where it was made for a daemon's pod by the CNI plugin; empty: for a pod of ours.
+    pub network: String,
+    /// A daemon's pod has it.
+    pub claim: Option<Claim>,
+    /// What kind of failure that was; Other where an older version has written it.
+    pub failed_as: Kind,
 }
 
 /// How the tries of an owed DEL went so far.
@@ -118,7 +124,19 @@ impl NetworkRecord {
     /// Writes down whose network it will be, before anything of it exists.
     pub fn hold(&self, holder: &Holder) -> Result<()> {
         self.make_dir()?;
+        if self.is_daemons() {
+            // Of what a daemon's pod has, only add-started and the result have to outlive a power cut.
+            return self.hold_for_the_boot(holder);
+        }
         self.write_json(POD, holder)
+    }
+
+    /// The same without the way to the disk: for what a power cut makes void anyway.
+    pub(super) fn hold_for_the_boot(&self, holder: &Holder) -> Result<()> {
+        let path = self.dir().join(POD);
+        let text = serde_json::to_vec(holder)
+            .map_err(|e| Error::caused(Kind::Other, format!("write {}", path.display()), e))?;
+        disk::write_for_the_boot(&path, &text)
     }
 
     /// Whose it is; None when that was never written, or is damaged.
@@ -280,6 +298,29 @@ mod tests {
         };
         record.hold(&other_boot).unwrap();
         assert!(!record.is_held());
+    }
+
+    #[test]
+    fn a_record_of_an_older_version_tells_no_kind_and_the_rest() {
+        let (_keep, record) = record();
+        let told = Holder {
+            failed: "no address is free".into(),
+            failed_as: Kind::Denied,
+            ..holder()
+        };
+        record.hold(&told).unwrap();
+        assert_eq!(record.holder(), Some(told.clone()));
+        let path = record.dir().join(POD);
+        let mut kept: serde_json::Value =
+            serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!(kept["failed_as"], "denied");
+        kept.as_object_mut().unwrap().remove("failed_as");
+        fs::write(&path, kept.to_string()).unwrap();
+        let older = Holder {
+            failed_as: Kind::Other,
+            ..told
+        };
+        assert_eq!(record.holder(), Some(older));
     }
 
     #[test]

@@ -92,7 +92,10 @@ impl Slot {
 
     /// Begun, and no DEL has succeeded.
     pub(super) fn owes_del(&self) -> bool {
-        self.is_begun() && !self.dir.join(STOPPED).try_exists().unwrap_or(false)
+        // In this order: whoever removes the record takes `network-stopped` away last, and between two looks the other way
+        // round a DEL that was sent would seem to be owed.
+        let stopped = self.dir.join(STOPPED).try_exists().unwrap_or(false);
+        !stopped && self.is_begun()
     }
 
     /// Its place in the order of ADDs; where that is damaged, the first interface's is first and the others' last.
@@ -139,7 +142,11 @@ impl Slot {
                 disk::remove_file(path)?;
                 failpoint::hit("record.clear.file")?;
             }
-            disk::sync_dir(&self.dir)?;
+            match disk::sync_dir(&self.dir) {
+                // Somebody else has removed the whole record meanwhile.
+                Err(e) if e.is_gone() => {}
+                synced => synced?,
+            }
         }
         Ok(())
     }

@@ -9,7 +9,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
@@ -39,6 +39,32 @@ pub enum Owner<'a> {
     New(&'a [IdRange], &'a [IdRange]),
     /// One that is there, by its path; it stays whose it is.
     Given(&'a Path),
+}
+
+/// Which user namespace a netns is to belong to, asked of one that is there.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    /// Ours.
+    Hosts,
+    /// One of the pod's own, whose maps are known to be the same.
+    Own,
+    /// The one at this path.
+    Given(&'a Path),
+}
+
+/// The netns at `path` belongs to what is wanted, and that is pinned with it for the infra process to join.
+pub fn fits(path: &Path, wanted: Wanted<'_>) -> bool {
+    let number = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
+    let Ok(owner) = sys::netns::owner(path) else {
+        // A kernel that cannot tell (before 4.9).
+        return matches!(wanted, Wanted::Hosts);
+    };
+    let is_owner = |path: &Path| number(path) == Some(owner);
+    match wanted {
+        Wanted::Hosts => is_owner(Path::new("/proc/self/ns/user")),
+        Wanted::Own => is_owner(&user_path(path)),
+        Wanted::Given(given) => is_owner(&user_path(path)) && is_owner(given),
+    }
 }
 
 /// Where the user namespace of the netns at `path` is (to be) pinned.

@@ -4,6 +4,7 @@
 //! verb ends within its limit and that the error says what the runtime said. Must never keep state of a container and
 //! never decide what a failure means for it.
 
+mod criu;
 mod failure;
 mod find;
 
@@ -19,6 +20,7 @@ use std::time::Duration;
 use crate::error::{Error, Kind, Result};
 use crate::process::{Helper, Output, Reaper};
 
+pub use criu::{Dump, Restore, check as check_criu};
 pub use find::{Flavour, choose, find};
 
 /// `start` only opens a fifo and runs the poststart hooks.

@@ -122,13 +122,14 @@ impl Pod {
                     .happened(Event::Failed, &stage, Some(&error), false);
                 self.shared.journal.end_stage(Some(&error));
                 self.count_created("failed");
-                self.network_record().note_end(self.config(), &error);
+                let told = told_as(&error);
+                self.network_record().note_end(self.config(), told, &error);
                 self.shared.journal.note(|r| {
                     r.state = State::NotReady;
                     r.reason = Some(error.to_string());
                 });
                 tracing::warn!(key = self.key(), stage, %error, "creation failed; rolling back");
-                job.fail(told_as(&error), error.to_string());
+                job.fail(told, error.to_string());
                 tokio::select! {
                     () = self.roll_back() => {}
                     // A stop has limits of its own and begins where this was dropped; a DEL killed half-way is sent again.
@@ -291,7 +292,7 @@ impl Pod {
 
 /// What a caller is told a failed creation's kind is. A bound of ours that passed is no deadline of the caller's: told as
 /// one it would mean that the work goes on.
-fn told_as(error: &Error) -> Kind {
+pub(super) fn told_as(error: &Error) -> Kind {
     match error.kind() {
         Kind::Deadline => Kind::Other,
         kind => kind,

@@ -15,7 +15,9 @@ use super::{Phase, Pod};
 use crate::clock;
 use crate::error::{Error, Kind, Result};
 use crate::infra::Namespace;
-use crate::network::{self, Attachment, Holder, NetworkConf, NetworkRecord, Owned, PodKey, netns};
+use crate::network::{
+    self, Attachment, Holder, NetworkConf, NetworkRecord, Owned, PodKey, netns, userns,
+};
 
 /// Between looks at what another supervisor is doing.
 const LOOK: Duration = Duration::from_millis(50);
@@ -76,7 +78,11 @@ impl Pod {
                 }))
             }
             Owned::Taken(record, before) => {
-                let user = plan.infra.user == Namespace::New;
+                let user = match &plan.infra.user {
+                    Namespace::Host => userns::Wanted::Hosts,
+                    Namespace::New => userns::Wanted::Own,
+                    Namespace::Path(given) => userns::Wanted::Given(given),
+                };
                 let whole = record.is_whole(&before, &holder, user);
                 tracing::info!(from = before.sandbox_id, whole, "network taken over");
                 if whole {
@@ -244,7 +250,7 @@ impl Pod {
 
 fn failed(holder: &Holder) -> Error {
     Error::new(
-        Kind::Other,
+        holder.failed_as,
         format!(
             "{} was being made as sandbox {}: {}",
             pod_name(holder),

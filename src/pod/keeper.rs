@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::record::{Effect, Record};
+use super::record::{Effect, Record, State};
 use super::teardown::{self, Scope};
 use super::{Phase, Pod, gc, now_nanos, patience};
 use crate::failpoint;
@@ -20,10 +20,14 @@ use crate::process::Identity;
 /// How soon a keeper sees that somebody else has done its work.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// How the reason begins of a pod whose stop has failed.
+pub(super) const NOT_STOPPED: &str = "not stopped";
+
 impl Pod {
     /// Retries in the background what stop or the death of the infra process could not finish, until it is done or the
     /// pod is made again or shut down.
     pub(super) fn retry_undo(&self) {
+        self.note_stopped();
         if !self.owes_undo() || self.shared.retrying.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -37,6 +41,9 @@ impl Pod {
                 if !pod.owes_undo() {
                     break;
                 }
+                if matches!(pod.lock().phase, Phase::Stopping) {
+                    pod.containers().kill_what_is_left().await;
+                }
                 let scope = match pod.lock().phase {
                     Phase::Starting(_) => continue,
                     Phase::Stopping | Phase::Stopped => Scope::pod(),
@@ -46,10 +53,31 @@ impl Pod {
                 let (config, reaper) = (pod.config(), &pod.shared.reaper);
                 let (journal, undoing) = (&pod.shared.journal, &pod.shared.undoing);
                 teardown::undo(config, reaper, journal, scope, once, undoing).await;
+                pod.note_stopped();
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
             pod.shared.retrying.store(false, Ordering::Relaxed);
         });
+    }
+
+    /// A stop that failed has come to its end without being asked again. Under the turn of whoever works.
+    fn note_stopped(&self) {
+        if self.owes_undo() || self.containers().is_any_alive(false) {
+            return;
+        }
+        {
+            let mut inner = self.lock();
+            if !matches!(inner.phase, Phase::Stopping) {
+                return;
+            }
+            inner.phase = Phase::Stopped;
+        }
+        self.shared.journal.note(|r| {
+            r.state = State::Stopped;
+            // What was the matter before that is still true.
+            r.reason = r.reason.take().filter(|why| !why.starts_with(NOT_STOPPED));
+        });
+        tracing::info!(pod = %self.shared.options.group, "stopped at last");
     }
 
     /// Stays until the DEL that is owed has succeeded, here or elsewhere, or the keeper's time is over, or SIGTERM. For
@@ -94,6 +122,7 @@ impl Pod {
         match phase {
             Phase::Ending | Phase::Ready | Phase::Parked => false,
             Phase::Stopping | Phase::Stopped if self.shared.journal.with(left) => true,
+            Phase::Stopping if self.shared.containers.is_any_alive(true) => true,
             _ => self.network_record().owes_del(),
         }
     }

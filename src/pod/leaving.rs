@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::build::told_as;
 use super::join::Job;
 use super::journal::files_dir;
 use super::plan::NetworkPlan;
@@ -118,7 +119,7 @@ impl Pod {
             Ok(_) => Error::new(Kind::Cancelled, "it was stopped"),
         };
         tracing::warn!(%error, "no network to keep; undoing what there is of it");
-        record.note_end(self.config(), &error);
+        record.note_end(self.config(), told_as(&error), &error);
         let report = self.undo_creation(Duration::ZERO).await;
         for (step, error) in &report.owed {
             tracing::error!(step, %error, "undo is still owed");

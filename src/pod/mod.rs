@@ -354,7 +354,8 @@ impl Pod {
         tokio::spawn(async move { gc::retry_due(pod.config(), &pod.shared.reaper).await });
     }
 
-    fn config(&self) -> &Config {
+    /// The settings it was started with.
+    pub fn config(&self) -> &Config {
         &self.shared.options.config
     }
 

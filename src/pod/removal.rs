@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::keeper::NOT_STOPPED;
 use super::record::{Effect, State};
 use super::teardown::{self, Scope, is_network};
 use super::{Phase, Pod, patience};
@@ -61,7 +62,14 @@ impl Pod {
             self.lock().phase = Phase::Stopped;
         }
         failpoint::pass("stop.record.before");
-        self.shared.journal.note(|r| r.state = State::Stopped);
+        let hangs = self.shared.containers.is_any_alive(false);
+        self.shared.journal.note(|r| match &result {
+            Err(error) if hangs => {
+                r.state = State::NotReady;
+                r.reason = Some(format!("{NOT_STOPPED}: {error}"));
+            }
+            _ => r.state = State::Stopped,
+        });
         failpoint::pass("stop.record.after");
         self.retry_undo();
         result

@@ -499,6 +499,7 @@ mod tests {
             started_at: None,
             exit,
             oom_kills: 0,
+            oom_limit: None,
             stdin: String::new(),
             stdout: String::new(),
             stderr: String::new(),

@@ -16,6 +16,7 @@ use crate::failpoint;
 use crate::infra::PodFiles;
 use crate::network::{self, NetworkRecord, netns};
 use crate::process::Reaper;
+use crate::sys::process::told;
 use crate::undo::{Patience, Progress, Report, Step, Work, unwind};
 
 /// A process that was sent SIGKILL is given this long; more means that it hangs in the kernel.
@@ -252,8 +253,8 @@ async fn kill_infra(journal: &Journal) -> Result<()> {
             return Err(Error::new(
                 Kind::Deadline,
                 format!(
-                    "wait for infra process {} to end after SIGKILL: it hangs in the kernel",
-                    infra.pid
+                    "wait for infra process {} to end after SIGKILL: the kernel does not let it",
+                    told(infra.pid)
                 ),
             ));
         }

@@ -33,6 +33,13 @@ pub const OCI_RESOURCES: &str = "types.containerd.io/opencontainers/runtime-spec
 pub const OCI_FEATURES: &str =
     "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
 
+/// Opens a stream: [`crate::proto::streaming::streaming::StreamInit`].
+pub const STREAM_INIT: &str = "containerd.services.streaming.v1.StreamInit";
+/// Bytes of a stream: [`crate::proto::types::transfer::Data`].
+pub const STREAM_DATA: &str = "containerd.types.transfer.Data";
+/// Permission to send more: [`crate::proto::types::transfer::WindowUpdate`].
+pub const STREAM_WINDOW: &str = "containerd.types.transfer.WindowUpdate";
+
 /// [`crate::proto::events::task_events::TaskCreate`], topic `/tasks/create`.
 pub const TASK_CREATE: &str = "containerd.events.TaskCreate";
 /// [`crate::proto::events::task_events::TaskStart`], topic `/tasks/start`.

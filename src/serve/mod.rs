@@ -107,8 +107,9 @@ async fn serve(options: Options) -> Result<()> {
     )?;
     let accept = accept(options.listener)?;
     let connections = accept.connections();
+    let for_streams = accept.connections();
     let mut server = Server::new()
-        .register_service(service::all(pod.clone()))
+        .register_service(service::all(pod.clone(), for_streams))
         .add_listener(Listener::new(accept));
     server
         .start()

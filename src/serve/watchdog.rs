@@ -1,9 +1,11 @@
 //! Reasons to leave that no request gives: the helper died before anybody knew our address, nobody ever came, or nobody
-//! came to start what was created.
+//! came to start what was created or took what was made.
 //!
 //! Promises that a supervisor that was never given anything does not stay (a daemon that dies between `start` and its
-//! first request leaves one), nor one that a command has left between CreateSandbox and StartSandbox. Must never end a
-//! pod that has something to live for: a daemon may start much later what it has created.
+//! first request leaves one), nor one that a command has left between CreateSandbox and StartSandbox, nor one whose only
+//! container was taken by nobody: containerd 1.6, killed in the middle of a Create, connects to it when it is back, and
+//! has no other way to learn that there is no task than the end of that connection. Must never end a pod that has
+//! something to live for: a daemon may start much later what it has created, and so may a client that stays connected.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,6 +18,12 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::pod::Pod;
 
+/// A daemon that is connected and asks for nothing is waited for this many times longer.
+const CONNECTED: u32 = 10;
+
+/// How long what was thrown away may take to be forgotten everywhere.
+const FORGETTING: Duration = Duration::from_secs(5);
+
 /// Why to leave.
 pub type Reason = &'static str;
 
@@ -27,11 +35,18 @@ pub async fn watch(
     has_daemon: bool,
     idle_timeout: f64,
 ) -> Reason {
-    let is_unused = || pod.is_unused() || (!has_daemon && pod.is_only_created());
+    let limit = Duration::from_secs_f64(idle_timeout);
     let idle = idle(
-        is_unused,
+        || pod.is_unused(),
         connections.clone(),
-        Duration::from_secs_f64(idle_timeout),
+        limit,
+        limit * CONNECTED,
+    );
+    let left = self::idle(
+        || !has_daemon && pod.is_only_created(),
+        connections.clone(),
+        limit,
+        Duration::MAX,
     );
     let orphaned = async {
         helper_died(helper).await;
@@ -42,7 +57,23 @@ pub async fn watch(
     };
     tokio::select! {
         () = orphaned => "the helper died before it told our address",
-        () = idle => "nothing was created, or nothing of it started, and nobody is connected",
+        () = idle => "there is nothing, and nobody asked for anything",
+        () = left => "nobody came to start what was created",
+        () = unclaimed(pod) => "nobody took the last container that was made",
+    }
+}
+
+/// Resolves when nothing is left after a container that nobody took.
+async fn unclaimed(pod: &Pod) {
+    loop {
+        pod.containers().one_was_unclaimed().await;
+        let end = Instant::now() + FORGETTING;
+        while Instant::now() < end {
+            if pod.is_unused() {
+                return;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
     }
 }
 
@@ -69,27 +100,28 @@ fn set_nonblocking(pipe: OwnedFd) -> io::Result<OwnedFd> {
     Ok(pipe)
 }
 
-/// Resolves when the pod has been unused, with nobody connected, for the whole of `limit`.
+/// Resolves when the pod has been unused for the whole of `limit` with nobody connected, or of `connected_limit` with
+/// somebody.
 async fn idle(
     is_unused: impl Fn() -> bool,
     mut connections: watch::Receiver<usize>,
     limit: Duration,
+    connected_limit: Duration,
 ) {
     loop {
-        // A connection is a sign of life that costs no timer to wait for.
-        let _ = connections.wait_for(|n| *n == 0).await;
         if !is_unused() {
             sleep(limit).await;
             continue;
         }
-        let since = Instant::now();
-        let came = timeout(limit, connections.wait_for(|n| *n > 0)).await;
-        if came.is_err() && is_unused() && since.elapsed() >= limit {
-            return;
-        }
-        if matches!(came, Ok(Err(_))) {
+        // A connection is a sign of life that costs no timer to wait for.
+        let connected = *connections.borrow_and_update() > 0;
+        let patience = if connected { connected_limit } else { limit };
+        let changed = connections.wait_for(|n| (*n > 0) != connected);
+        match timeout(patience, changed).await {
+            Err(_) if is_unused() => return,
             // Nobody counts any more: the process is ending anyway.
-            std::future::pending::<()>().await;
+            Ok(Err(_)) => std::future::pending::<()>().await,
+            _ => {}
         }
     }
 }
@@ -105,7 +137,7 @@ mod tests {
     async fn an_unused_supervisor_leaves_after_its_time() {
         let count = watch::Sender::new(0);
         let start = Instant::now();
-        idle(|| true, count.subscribe(), LIMIT).await;
+        idle(|| true, count.subscribe(), LIMIT, LIMIT * CONNECTED).await;
         assert!(start.elapsed() >= LIMIT && start.elapsed() < LIMIT * 2);
     }
 
@@ -113,23 +145,37 @@ mod tests {
     async fn a_connection_or_a_pod_keeps_it() {
         let count = watch::Sender::new(1);
         assert!(
-            timeout(LIMIT * 5, idle(|| true, count.subscribe(), LIMIT))
-                .await
-                .is_err()
+            timeout(
+                LIMIT * 5,
+                idle(|| true, count.subscribe(), LIMIT, LIMIT * CONNECTED)
+            )
+            .await
+            .is_err()
         );
         count.send_replace(0);
         assert!(
-            timeout(LIMIT * 5, idle(|| false, count.subscribe(), LIMIT))
-                .await
-                .is_err()
+            timeout(
+                LIMIT * 50,
+                idle(|| false, count.subscribe(), LIMIT, LIMIT * CONNECTED)
+            )
+            .await
+            .is_err()
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_asks_for_nothing_does_not_keep_it_for_ever() {
+        let count = watch::Sender::new(1);
+        let start = Instant::now();
+        idle(|| true, count.subscribe(), LIMIT, LIMIT * CONNECTED).await;
+        assert!(start.elapsed() >= LIMIT * CONNECTED);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_time_starts_anew_when_a_connection_ends() {
         let count = watch::Sender::new(0);
         let start = Instant::now();
-        let leave = idle(|| true, count.subscribe(), LIMIT);
+        let leave = idle(|| true, count.subscribe(), LIMIT, LIMIT * CONNECTED);
         let visit = async {
             sleep(LIMIT / 2).await;
             count.send_replace(1);

@@ -12,6 +12,7 @@ use ttrpc::Code;
 use ttrpc::asynchronous::TtrpcContext;
 
 use crate::error::{Error, Kind, Result};
+use crate::proto::deadline;
 
 /// Runs `work` as a task of its own: it is finished even if nobody waits for it any more.
 pub async fn detached<T: Send + 'static>(
@@ -34,21 +35,13 @@ pub async fn waiting<T>(
 
 /// What is left of the caller's deadline; `None`: it gave none. Already passed: zero (the request still counts).
 pub fn limit(ctx: &TtrpcContext) -> Option<Duration> {
-    match ctx.timeout_nano {
-        0 => None,
-        n => Some(Duration::from_nanos(u64::try_from(n).unwrap_or(0))),
-    }
+    deadline::of(ctx.timeout_nano, &ctx.metadata)
 }
 
 /// The answer to a request that is not looked at further.
 #[cfg(feature = "failpoint")]
 pub fn refused<T>(error: &Error) -> ttrpc::Result<T> {
     Err(to_status(error))
-}
-
-/// The answer of a method that is not built.
-pub fn unsupported<T>(method: &str, why: &str) -> ttrpc::Result<T> {
-    Err(status(Code::UNIMPLEMENTED, format!("{method}: {why}")))
 }
 
 async fn timed<T>(

@@ -5,21 +5,31 @@
 
 mod guard;
 mod sandbox;
+mod streaming;
 mod task;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::pod::Pod;
-use crate::proto::{sandbox::sandbox_ttrpc, task_v2, task_v3};
+use tokio::sync::watch;
 
-/// Task v2, Task v3 and Sandbox over one pod, for `ttrpc::asynchronous::Server::register_service`.
-pub fn all(pod: Pod) -> HashMap<String, ttrpc::asynchronous::Service> {
+use crate::pod::Pod;
+use crate::proto::{sandbox::sandbox_ttrpc, streaming::streaming_ttrpc, task_v2, task_v3};
+
+/// Task v2, Task v3, Sandbox and Streaming over one pod, for `ttrpc::asynchronous::Server::register_service`.
+/// `connections`: how many there are, now and as it changes.
+pub fn all(
+    pod: Pod,
+    connections: watch::Receiver<usize>,
+) -> HashMap<String, ttrpc::asynchronous::Service> {
     let task = Arc::new(task::TaskService::new(pod.clone()));
     let mut services = task_v2::shim_ttrpc::create_task(task.clone());
     services.extend(task_v3::shim_ttrpc::create_task(task));
     services.extend(sandbox_ttrpc::create_sandbox(Arc::new(
-        sandbox::SandboxService::new(pod),
+        sandbox::SandboxService::new(pod.clone()),
+    )));
+    services.extend(streaming_ttrpc::create_streaming(Arc::new(
+        streaming::StreamingService::new(pod, connections),
     )));
     services
 }

@@ -10,12 +10,12 @@ use protobuf::{EnumOrUnknown, MessageField};
 use ttrpc::asynchronous::TtrpcContext;
 
 use super::guard;
-use crate::container::{CreateRequest, RuntimeOptions, Status, TaskState};
-use crate::error::Result;
+use crate::container::{CheckpointRequest, CreateRequest, Dump, RuntimeOptions, Status, TaskState};
+use crate::error::{Error, Kind, Result};
 use crate::mount::Mount;
 use crate::pod::Pod;
 use crate::proto::any;
-use crate::proto::runc_options::oci::ProcessDetails;
+use crate::proto::runc_options::oci::{CheckpointOptions, ProcessDetails};
 use crate::proto::time::timestamp;
 use crate::proto::types::mount::Mount as WireMount;
 use crate::proto::types::task::{ProcessInfo, Status as WireStatus};
@@ -29,6 +29,10 @@ impl TaskService {
     /// A service over `pod`.
     pub fn new(pod: Pod) -> Self {
         Self { pod }
+    }
+
+    fn options(&self, wire: Option<&Any>) -> Result<RuntimeOptions> {
+        RuntimeOptions::of_daemon(wire, &self.pod.config().options)
     }
 }
 
@@ -55,7 +59,7 @@ macro_rules! serve_task {
                         stdout: req.stdout,
                         stderr: req.stderr,
                         checkpoint: req.checkpoint,
-                        options: options(req.options.as_ref())?,
+                        options: self.options(req.options.as_ref())?,
                         pod: None,
                     };
                     let pid = self.pod.create_container(request, limit).await?;
@@ -265,9 +269,15 @@ macro_rules! serve_task {
             async fn checkpoint(
                 &self,
                 _: &TtrpcContext,
-                _: $wire::CheckpointTaskRequest,
+                req: $wire::CheckpointTaskRequest,
             ) -> ttrpc::Result<Empty> {
-                guard::unsupported("Checkpoint", "not built yet")
+                let pod = self.pod.clone();
+                guard::detached("Checkpoint", async move {
+                    let request = checkpoint(req.path, req.options.as_ref())?;
+                    pod.containers().checkpoint(&req.id, &request).await?;
+                    Ok(Empty::new())
+                })
+                .await
             }
 
             async fn update(
@@ -356,8 +366,29 @@ fn mount(wire: WireMount) -> Mount {
     }
 }
 
-fn options(wire: Option<&Any>) -> Result<RuntimeOptions> {
-    wire.map_or_else(|| Ok(RuntimeOptions::default()), RuntimeOptions::decode)
+fn checkpoint(path: String, options: Option<&Any>) -> Result<CheckpointRequest> {
+    let name = any::CHECKPOINT_OPTIONS;
+    let bad = |e| Error::caused(Kind::Invalid, format!("decode {name}"), e);
+    let options = match options.filter(|any| !any::is_nothing(any)) {
+        None => CheckpointOptions::default(),
+        Some(given) => any::unpack(given, name).map_err(bad)?.ok_or_else(|| {
+            let text = format!("decode options of type {:?}: send {name}", given.type_url);
+            Error::new(Kind::Invalid, text)
+        })?,
+    };
+    Ok(CheckpointRequest {
+        image: path.into(),
+        work: options.work_path.into(),
+        dump: Dump {
+            exit: options.exit,
+            open_tcp: options.open_tcp,
+            external_unix_sockets: options.external_unix_sockets,
+            terminal: options.terminal,
+            file_locks: options.file_locks,
+            empty_namespaces: options.empty_namespaces,
+            cgroups_mode: options.cgroups_mode,
+        },
+    })
 }
 
 fn status(status: Status) -> WireStatus {

@@ -11,11 +11,14 @@ use std::path::Path;
 use protobuf::well_known_types::any::Any;
 use serde_json::{Map, Value};
 
+use crate::config;
 use crate::error::{Context, Error, Kind, Result};
 use crate::proto::any;
 use crate::proto::runc_options::oci;
 use crate::proto::runtimeoptions::runtimeoptions;
 
+/// Most arrays and tables in an options table; ours has none.
+const BRACKETS_MAX: usize = 256;
 /// Largest options file read, bytes.
 const FILE_MAX: u64 = 64 * 1024;
 
@@ -38,6 +41,8 @@ pub struct Options {
     pub io_gid: u32,
     /// cgroup the supervisor's own process is moved into; empty for none.
     pub shim_cgroup: String,
+    /// Directory in which criu works; empty for one in the bundle.
+    pub criu_work: String,
     /// With no `binary`: the configured runtime, else crun where it runs, else runc. Ours alone, in TOML only.
     pub prefer_crun: bool,
 }
@@ -83,12 +88,57 @@ impl Options {
         ))
     }
 
+    /// Decodes options as [`decode`](Self::decode) does (None are no options), and fills in from the configuration what
+    /// they leave empty, false or 0: a message cannot tell the difference.
+    ///
+    /// # Errors
+    /// Those of [`decode`](Self::decode).
+    pub fn of_daemon(given: Option<&Any>, defaults: &config::Options) -> Result<Self> {
+        let given = given.map(Self::decode).transpose()?.unwrap_or_default();
+        Ok(given.or(defaults))
+    }
+
+    fn or(mut self, defaults: &config::Options) -> Self {
+        // The command says all it wants.
+        if self.prefer_crun {
+            return self;
+        }
+        for (text, default) in [
+            (&mut self.binary, &defaults.binary_name),
+            (&mut self.root, &defaults.root),
+            (&mut self.shim_cgroup, &defaults.shim_cgroup),
+            (&mut self.criu_work, &defaults.criu_work_path),
+        ] {
+            if text.is_empty() {
+                text.clone_from(default);
+            }
+        }
+        for (number, default) in [
+            (&mut self.io_uid, defaults.io_uid),
+            (&mut self.io_gid, defaults.io_gid),
+        ] {
+            if *number == 0 {
+                *number = default;
+            }
+        }
+        self.systemd_cgroup |= defaults.systemd_cgroup;
+        self.no_pivot_root |= defaults.no_pivot_root;
+        self.no_new_keyring |= defaults.no_new_keyring;
+        self
+    }
+
     /// Parses an options table: the keys of containerd's runc options and `PreferCrun`, whatever their case, with or
     /// without `_`.
     ///
     /// # Errors
     /// Invalid.
     pub fn from_toml(text: &[u8]) -> Result<Self> {
+        // The parser goes down by a call for each, and a stack has an end.
+        let opened = text.iter().filter(|b| matches!(b, b'[' | b'{')).count();
+        if opened > BRACKETS_MAX {
+            let why = format!("parse runtime options as TOML: more than {BRACKETS_MAX} brackets");
+            return Err(Error::new(Kind::Invalid, why));
+        }
         let table: Map<String, Value> = basic_toml::from_slice(text)
             .map_err(|e| Error::caused(Kind::Invalid, "parse runtime options as TOML", e))?;
         let mut options = Self::default();
@@ -102,6 +152,7 @@ impl Options {
                 "iouid" => options.io_uid = number(key, value)?,
                 "iogid" => options.io_gid = number(key, value)?,
                 "shimcgroup" => options.shim_cgroup = string(key, value)?,
+                "criuworkpath" => options.criu_work = string(key, value)?,
                 "prefercrun" => options.prefer_crun = boolean(key, value)?,
                 _ => {}
             }
@@ -120,6 +171,7 @@ fn from_runc(runc: oci::Options) -> Options {
         io_uid: runc.io_uid,
         io_gid: runc.io_gid,
         shim_cgroup: runc.shim_cgroup,
+        criu_work: runc.criu_work_path,
         prefer_crun: false,
     }
 }
@@ -241,6 +293,46 @@ mod tests {
             ..Options::default()
         };
         assert_eq!(options, wanted);
+    }
+
+    #[test]
+    fn what_a_daemon_leaves_open_is_the_configurations() {
+        let defaults = config::Options {
+            binary_name: "crun".into(),
+            root: "/run/x".into(),
+            systemd_cgroup: true,
+            io_uid: 7,
+            io_gid: 8,
+            criu_work_path: "/w".into(),
+            ..config::Options::default()
+        };
+        let all = Options::of_daemon(None, &defaults).unwrap();
+        assert_eq!((all.binary.as_str(), all.root.as_str()), ("crun", "/run/x"));
+        assert_eq!((all.io_uid, all.io_gid, all.systemd_cgroup), (7, 8, true));
+        assert_eq!(all.criu_work, "/w");
+        let text = "BinaryName = \"runc\"\nIoUid = 9\nNoNewKeyring = true\nSystemdCgroup = false";
+        let some = Options::of_daemon(Some(&generic("", text)), &defaults).unwrap();
+        assert_eq!(
+            (some.binary.as_str(), some.io_uid, some.io_gid),
+            ("runc", 9, 8)
+        );
+        assert!(some.systemd_cgroup && some.no_new_keyring && !some.no_pivot_root);
+        let own = generic("", "PreferCrun = true");
+        let own = Options::of_daemon(Some(&own), &defaults).unwrap();
+        assert_eq!((own.binary.as_str(), own.systemd_cgroup), ("", false));
+    }
+
+    #[test]
+    fn a_task_services_address_is_no_business_of_ours() {
+        let runc = oci::Options {
+            task_api_address: "ttrpc+unix:///elsewhere".into(),
+            task_api_version: 2,
+            criu_path: "/old/criu".into(),
+            criu_image_path: "/images".into(),
+            ..Default::default()
+        };
+        let packed = any::pack(any::RUNC_OPTIONS, &runc).unwrap();
+        assert_eq!(Options::decode(&packed).unwrap(), Options::default());
     }
 
     #[test]

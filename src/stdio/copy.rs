@@ -12,6 +12,7 @@ use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 use tokio::sync::watch;
 
 use super::log;
+use super::relay;
 use super::terminal::Terminal;
 
 /// Bytes read at a time.
@@ -24,6 +25,8 @@ pub(super) enum Source {
     Terminal(Terminal),
     /// A regular file, or a device that cannot be waited for (`/dev/null`): read at once.
     File(File),
+    /// What a client sends to our socket.
+    Stream(relay::End),
 }
 
 /// What a process reads.
@@ -42,6 +45,8 @@ pub(super) enum Sink {
     File(File),
     /// Read and dropped.
     Nothing,
+    /// What a client comes for to our socket.
+    Stream(relay::End),
     /// A log, and the FIFO of whoever wants to see the bytes at once.
     Log(log::Stream, Option<Attach>),
 }
@@ -109,6 +114,7 @@ pub(super) async fn output(from: Source, sink: Sink, running: Running) {
                 }
             }
             Sink::Nothing => {}
+            Sink::Stream(to) => to.write(&buffer[..n]).await,
             Sink::File(file) => {
                 if let Err(e) = file.write_all(&buffer[..n]) {
                     tracing::warn!(error = %e, "write to a client's file");
@@ -122,9 +128,12 @@ pub(super) async fn output(from: Source, sink: Sink, running: Running) {
             }
         }
     }
-    if let Sink::Log(_, Some(attach)) = &mut sink {
+    match &mut sink {
         // A reader that waits in open(2) is let in, to see the end of file.
-        attach.connect();
+        Sink::Log(_, Some(attach)) => attach.connect(),
+        // Not passed on before a client has it.
+        Sink::Stream(to) => to.finish().await,
+        _ => {}
     }
 }
 
@@ -151,6 +160,7 @@ impl Source {
             Self::Pipe(pipe) => return read(pipe, buffer).await,
             Self::Terminal(terminal) => terminal.read(buffer).await,
             Self::File(file) => file.read(buffer),
+            Self::Stream(from) => Ok(from.read(buffer).await),
         };
         match read {
             Ok(0) => None,

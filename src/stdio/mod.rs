@@ -11,6 +11,7 @@ mod fifo;
 pub mod log;
 mod logger;
 mod open;
+mod relay;
 mod target;
 mod terminal;
 #[cfg(test)]
@@ -34,6 +35,7 @@ use logger::Logger;
 use terminal::Terminal;
 
 pub use console::sweep as sweep_consoles;
+pub use relay::{Attached, Next, Streams};
 
 /// What a process' streams are to be connected to.
 #[derive(Clone, Debug, Default)]
@@ -56,6 +58,8 @@ pub struct Request {
     pub uid: u32,
     /// Group of pipes, a host id.
     pub gid: u32,
+    /// Where clients come for streams by name (`ttrpc+unix://…?streaming_id=NAME`).
+    pub streams: Streams,
     /// Give FIFOs to the process itself (a container's init: when it ends, everything that holds them ends) instead of
     /// copying (an exec: a background child may keep its pipe open, so the end of file must be ours to give).
     pub direct: bool,
@@ -75,8 +79,8 @@ struct State {
     child: Option<[OwnedFd; 3]>,
     outputs: Vec<(Source, Sink)>,
     input: Option<(Source, Into)>,
-    /// Our write end of the stdin FIFO.
-    stdin_hold: Option<OwnedFd>,
+    /// What keeps stdin from ending while its client is away.
+    stdin_hold: Option<Hold>,
     /// Our read ends of output FIFOs.
     holds: Vec<OwnedFd>,
     tasks: Vec<JoinHandle<()>>,
@@ -84,6 +88,15 @@ struct State {
     wanted: Option<Wanted>,
     terminal: Option<Terminal>,
     logger: Option<Logger>,
+}
+
+/// Held for what its drop does.
+#[derive(Debug)]
+#[allow(dead_code, reason = "nothing is read from it")]
+enum Hold {
+    /// Our write end of a FIFO.
+    Fifo(OwnedFd),
+    Stream(relay::Hold),
 }
 
 /// A terminal that the OCI runtime is going to make.
@@ -98,11 +111,12 @@ impl Io {
     /// Opens the far ends, never waiting for a peer: "" (null), a FIFO's path or `fifo://`, a regular file or device by
     /// path, `file://` (made, appended to), `binary://` and `binary-v2://` (a logging program; waits until it is ready),
     /// `podvisor-log:///path?attach-stdout=/fifo&attach-stderr=/fifo&max-bytes=N` (CRI log lines, capped and rotated, see
-    /// [`log`]; path values are %-encoded). Must be called inside the runtime.
+    /// [`log`]; path values are %-encoded), `ttrpc+unix://socket?streaming_id=NAME` (one of [`Streams`], for which a client
+    /// comes to our own socket). Must be called inside the runtime.
     ///
     /// # Errors
-    /// Invalid "unknown STDIO scheme" and for what cannot be opened as a stream; Unsupported for what is not built
-    /// (streams over a socket); NotFound for a path that is not there.
+    /// Invalid "unknown STDIO scheme" and for what cannot be opened as a stream; Unsupported for streams over another
+    /// kind of socket; Exists for a stream that another process has; NotFound for a path that is not there.
     pub async fn open(request: &Request, reaper: &Reaper) -> Result<Self> {
         Ok(Self {
             state: Mutex::new(open::open(request, reaper).await?),

@@ -14,9 +14,10 @@ use super::copy::{Attach, Into, Sink, Source};
 use super::fifo::{self, Opened};
 use super::log::Log;
 use super::logger::Logger;
+use super::relay;
 use super::target::{LogTarget, Target};
 use super::terminal::Terminal;
-use super::{Request, State, Wanted};
+use super::{Hold, Request, State, Wanted};
 use crate::error::{Context, Error, Kind, Result};
 use crate::process::Reaper;
 
@@ -41,26 +42,39 @@ pub(super) async fn open(request: &Request, reaper: &Reaper) -> Result<State> {
 }
 
 fn open_stdin(request: &Request, state: &mut State) -> Result<OwnedFd> {
-    let (end, hold) = match open_far_stdin(request)? {
-        None => return null(false),
-        Some(Opened::Plain(fd)) => return Ok(fd),
-        Some(Opened::Fifo { end, hold }) => (end, hold),
+    let (source, hold) = match open_far_stdin(request)? {
+        Far::Nothing => return null(false),
+        Far::At(Opened::Plain(fd)) => return Ok(fd),
+        Far::At(Opened::Fifo { end, hold }) if request.direct => {
+            state.stdin_hold = Some(Hold::Fifo(hold));
+            return given(end, request);
+        }
+        Far::At(Opened::Fifo { end, hold }) => (Source::Pipe(receiver(end)?), Hold::Fifo(hold)),
+        Far::Stream(end, hold) => (Source::Stream(end), Hold::Stream(hold)),
     };
     state.stdin_hold = Some(hold);
-    if request.direct {
-        return given(end, request);
-    }
     let (read, write) = new_pipe()?;
     own(&read, request)?;
-    state.input = Some((Source::Pipe(receiver(end)?), Into::Pipe(sender(write)?)));
+    state.input = Some((source, Into::Pipe(sender(write)?)));
     Ok(read)
 }
 
-/// None: nothing is to be read.
-fn open_far_stdin(request: &Request) -> Result<Option<Opened>> {
+/// Where an input comes from.
+enum Far {
+    /// Nothing is to be read.
+    Nothing,
+    At(Opened),
+    Stream(relay::End, relay::Hold),
+}
+
+fn open_far_stdin(request: &Request) -> Result<Far> {
     match Target::parse("stdin", &request.stdin)? {
-        Target::Null => Ok(None),
-        Target::Path(path) => fifo::open_input("stdin", &path).map(Some),
+        Target::Null => Ok(Far::Nothing),
+        Target::Path(path) => fifo::open_input("stdin", &path).map(Far::At),
+        Target::Stream(name) => {
+            let (end, hold) = request.streams.input(&name)?;
+            Ok(Far::Stream(end, hold))
+        }
         Target::File(_) | Target::Log(_) | Target::Program(_) => {
             let text = format!(
                 "connect stdin to {:?}: give the path of a FIFO or a file",
@@ -73,11 +87,15 @@ fn open_far_stdin(request: &Request) -> Result<Option<Opened>> {
 
 fn open_terminal_input(request: &Request, state: &mut State) -> Result<Option<Source>> {
     Ok(match open_far_stdin(request)? {
-        None => None,
-        Some(Opened::Plain(fd)) => Some(watched(fd)?),
-        Some(Opened::Fifo { end, hold }) => {
-            state.stdin_hold = Some(hold);
+        Far::Nothing => None,
+        Far::At(Opened::Plain(fd)) => Some(watched(fd)?),
+        Far::At(Opened::Fifo { end, hold }) => {
+            state.stdin_hold = Some(Hold::Fifo(hold));
             Some(Source::Pipe(receiver(end)?))
+        }
+        Far::Stream(end, hold) => {
+            state.stdin_hold = Some(Hold::Stream(hold));
+            Some(Source::Stream(end))
         }
     })
 }
@@ -110,6 +128,7 @@ async fn open_terminal_output(
             }
         },
         Target::Log(target) => Some(log_sink("stdout", target)?),
+        Target::Stream(name) => Some(Sink::Stream(request.streams.output(&name)?)),
         Target::Program(program) => {
             // Its stderr ends at once: the terminal has only one stream.
             let (logger, [stdout, _]) = Logger::start(&program, request, reaper).await?;
@@ -177,6 +196,7 @@ fn open_output(
             }
         },
         Target::Log(target) => piped(log_sink(stream, target)?, request, state),
+        Target::Stream(name) => piped(Sink::Stream(request.streams.output(&name)?), request, state),
         Target::Program(_) => {
             let text = format!(
                 "connect {stream} to a logging program: stdout has to name it, and it reads both"

@@ -9,6 +9,9 @@ use std::path::PathBuf;
 use super::log::DEFAULT_CAP;
 use crate::error::{Error, Kind, Result};
 
+/// Longest name of a stream, bytes.
+const NAME_MAX: usize = 1024;
+
 /// Where one stream goes to, or comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Target {
@@ -22,6 +25,8 @@ pub(super) enum Target {
     Log(LogTarget),
     /// A logging program; it reads stdout and stderr.
     Program(ProgramTarget),
+    /// A stream of this name, for which a client comes to our socket.
+    Stream(String),
 }
 
 /// `binary:///path?key=value`, `binary-v2:///path?key=value`.
@@ -69,15 +74,16 @@ impl Target {
             )?)),
             "podvisor-log" => log(stream, text, rest).map(Self::Log),
             "binary" | "binary-v2" => program(stream, text, rest, scheme).map(Self::Program),
-            "ttrpc+unix" | "grpc+unix" | "ttrpc+vsock" => Err(unsupported(
+            "ttrpc+unix" => streaming(stream, text, rest).map(Self::Stream),
+            _ if is_socket(scheme) => Err(unsupported(
                 stream,
                 scheme,
-                "streams over a daemon's socket are not built yet",
+                "the streams of this supervisor are had from its own socket, use ttrpc+unix",
             )),
             _ => Err(bad(
                 stream,
                 text,
-                "unknown STDIO scheme, use fifo, file, binary, binary-v2 or podvisor-log",
+                "unknown STDIO scheme, use fifo, file, binary, binary-v2, ttrpc+unix or podvisor-log",
             )),
         }
     }
@@ -111,6 +117,34 @@ fn log(stream: &str, text: &str, rest: &str) -> Result<LogTarget> {
         }
     }
     Ok(target)
+}
+
+/// `PROTOCOL+SOCKET`, as daemons write the address of a sandbox.
+fn is_socket(scheme: &str) -> bool {
+    let known = |(protocol, socket): (&str, &str)| {
+        ["ttrpc", "grpc"].contains(&protocol)
+            && ["unix", "vsock", "hvsock", "tcp"].contains(&socket)
+    };
+    scheme.split_once('+').is_some_and(known)
+}
+
+/// The name in `/path/of/our/socket?streaming_id=NAME`. The path is not compared with ours: the daemon wrote down what we
+/// have told it, and the socket may have been reached by another way.
+fn streaming(stream: &str, text: &str, rest: &str) -> Result<String> {
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    path(stream, text, place)?;
+    let name = query
+        .split('&')
+        .find_map(|pair| pair.strip_prefix("streaming_id="));
+    let name = decode(stream, text, &name.unwrap_or_default().replace('+', " "))?;
+    match String::from_utf8(name) {
+        Ok(name) if !name.is_empty() && name.len() <= NAME_MAX => Ok(name),
+        _ => Err(bad(
+            stream,
+            text,
+            "give streaming_id as a name of 1 to 1024 bytes",
+        )),
+    }
 }
 
 /// The first value of a key counts, as containerd reads it; a key without value gets an empty one.
@@ -198,6 +232,10 @@ mod tests {
             parse("file:///var/log/x?ignored=1"),
             Target::File("/var/log/x".into())
         );
+        assert_eq!(
+            parse("ttrpc+unix:///run/s/0a?streaming_id=c%201-stdout"),
+            Target::Stream("c 1-stdout".into())
+        );
         let log = LogTarget {
             path: "/l".into(),
             attach_stdout: None,
@@ -255,10 +293,22 @@ mod tests {
             ),
             ("binary://logger?a=b", Kind::Invalid, "absolute path"),
             ("binary:///bin/x?a=%0", Kind::Invalid, "hex digits"),
+            ("ttrpc+unix:///s", Kind::Invalid, "streaming_id"),
+            ("ttrpc+unix:///s?stream_id=x", Kind::Invalid, "streaming_id"),
             (
-                "ttrpc+unix:///s?streaming_id=x",
+                "ttrpc+unix://s?streaming_id=x",
+                Kind::Invalid,
+                "absolute path",
+            ),
+            (
+                "grpc+unix:///s?streaming_id=x",
                 Kind::Unsupported,
-                "not built yet",
+                "ttrpc+unix",
+            ),
+            (
+                "ttrpc+vsock://3:4?streaming_id=x",
+                Kind::Unsupported,
+                "ttrpc+unix",
             ),
         ] {
             let error = Target::parse("stderr", text).unwrap_err();

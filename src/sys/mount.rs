@@ -5,13 +5,14 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::raw::c_char;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
-use nix::mount::MsFlags;
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, umount2};
 
 // From <linux/mount.h>; libc does not have all of them.
 const FSOPEN_CLOEXEC: u32 = 1;
@@ -20,6 +21,7 @@ const FSCONFIG_SET_STRING: u32 = 1;
 const FSCONFIG_CMD_CREATE: u32 = 6;
 const FSMOUNT_CLOEXEC: u32 = 1;
 const MOVE_MOUNT_F_EMPTY_PATH: u32 = 4;
+const AT_RECURSIVE: u32 = 0x8000;
 
 /// A filesystem being configured: options one at a time, so that no page limits their sum.
 #[derive(Debug)]
@@ -130,6 +132,128 @@ impl Detached {
                 libc::AT_FDCWD,
                 target.as_ptr(),
                 MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_SYMLINKS,
+            )
+        };
+        if done < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Puts a copy of the mount at `source` in the place of the mount at `target`.
+///
+/// Since Linux 6.5 at one stroke: beneath the old one, which then goes. Before that `target` has no mount for an instant,
+/// and stays without one when the second half fails.
+///
+/// # Errors
+/// Those of umount(2) and mount(2).
+pub fn replace_bind(source: &Path, target: &Path) -> io::Result<()> {
+    let beneath = Detached::copy_of(source, false).and_then(|copy| copy.attach_beneath(target));
+    if beneath.is_ok() {
+        return Ok(umount2(target, OFF)?);
+    }
+    umount2(target, OFF)?;
+    nix::mount::mount(
+        Some(source),
+        target,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )?;
+    Ok(())
+}
+
+/// Takes the mount at `target` away; none there is done.
+///
+/// # Errors
+/// Those of umount(2).
+pub fn unbind(target: &Path) -> io::Result<()> {
+    match umount2(target, OFF) {
+        Err(Errno::EINVAL | Errno::ENOENT) | Ok(()) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+const OFF: MntFlags = MntFlags::MNT_DETACH.union(MntFlags::UMOUNT_NOFOLLOW);
+
+impl Detached {
+    /// Puts it beneath the mount at `target`, which hides it.
+    ///
+    /// # Errors
+    /// Those of move_mount(2); EINVAL before Linux 6.5.
+    pub fn attach_beneath(self, target: &Path) -> io::Result<()> {
+        const MOVE_MOUNT_BENEATH: u32 = 0x200;
+        let target = CString::new(target.as_os_str().as_bytes())?;
+        // SAFETY: both strings are NUL-terminated and live through the call; the descriptor is ours.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_move_mount,
+                self.0.as_raw_fd(),
+                c"".as_ptr(),
+                libc::AT_FDCWD,
+                target.as_ptr(),
+                MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_BENEATH,
+            )
+        };
+        if done < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A copy of the mount at `path` (of everything below it too, `recursive`), nowhere yet.
+    ///
+    /// # Errors
+    /// Those of open_tree(2); ENOSYS before Linux 5.2.
+    pub fn copy_of(path: &Path, recursive: bool) -> io::Result<Self> {
+        const OPEN_TREE_CLONE: u32 = 1;
+        let path = CString::new(path.as_os_str().as_bytes())?;
+        let mut flags = OPEN_TREE_CLONE | libc::O_CLOEXEC as u32;
+        if recursive {
+            flags |= AT_RECURSIVE;
+        }
+        // SAFETY: the string is NUL-terminated and lives through the call.
+        let fd =
+            unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) };
+        owned(fd).map(Self)
+    }
+
+    /// Shows the files of the mount with the ids that the user namespace maps them to. Only before it is attached.
+    ///
+    /// # Errors
+    /// EINVAL for a filesystem that cannot be mapped, or one that is mapped already; ENOSYS before Linux 5.12.
+    pub fn map_ids(&self, user_namespace: BorrowedFd<'_>, recursive: bool) -> io::Result<()> {
+        /// struct mount_attr.
+        #[repr(C)]
+        struct Attributes {
+            set: u64,
+            clear: u64,
+            propagation: u64,
+            user_namespace: u64,
+        }
+        const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
+        let attributes = Attributes {
+            set: MOUNT_ATTR_IDMAP,
+            clear: 0,
+            propagation: 0,
+            user_namespace: user_namespace.as_raw_fd() as u64, // never negative: it is open
+        };
+        let mut flags = libc::AT_EMPTY_PATH as u32;
+        if recursive {
+            flags |= AT_RECURSIVE;
+        }
+        // SAFETY: the kernel reads a NUL-terminated string and a struct of the size it is told; both live through the call.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_mount_setattr,
+                self.0.as_raw_fd(),
+                c"".as_ptr(),
+                flags,
+                &raw const attributes,
+                size_of::<Attributes>(),
             )
         };
         if done < 0 {

@@ -2,6 +2,7 @@
 //!
 //! Must never be used to wait outside `process::reaper`: a second caller steals exit codes.
 
+use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -67,6 +68,25 @@ pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
         Err(io::Error::last_os_error())
     } else {
         Ok(())
+    }
+}
+
+/// A process as a person is told of it: `4711 (sleep, state D in do_freezer_trap)`; of one that is gone the pid.
+pub fn told(pid: i32) -> String {
+    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let stat = read("stat");
+    // The name may hold brackets itself: it ends at the last one.
+    let named = stat
+        .split_once('(')
+        .and_then(|(_, rest)| rest.rsplit_once(") "));
+    let Some((name, rest)) = named else {
+        return pid.to_string();
+    };
+    let state = rest.chars().next().unwrap_or('?');
+    let place = read("wchan");
+    match place.trim_matches(['0', '\n']) {
+        "" => format!("{pid} ({name}, state {state})"),
+        place => format!("{pid} ({name}, state {state} in {place})"),
     }
 }
 

@@ -15,7 +15,7 @@ use podvisor::error::Result;
 use podvisor::mount::Mount;
 use podvisor::process::Reaper;
 use podvisor::proto::any::unpack;
-use podvisor::proto::events::task_events::{TaskCreate, TaskDelete, TaskExit};
+use podvisor::proto::events::task_events::{TaskCreate, TaskDelete, TaskExit, TaskOOM};
 use protobuf::well_known_types::any::Any;
 use serde_json::{Value, json};
 
@@ -282,6 +282,10 @@ fn told(topic: &str, any: &Any) -> String {
                 "{delete:?}"
             );
             format!("delete {} {}", delete.container_id, delete.exit_status)
+        }
+        "oom" => {
+            let oom: TaskOOM = unpack(any, &name).unwrap().unwrap();
+            format!("oom {}", oom.container_id)
         }
         other => other.into(),
     }

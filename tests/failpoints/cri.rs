@@ -1,5 +1,6 @@
 //! A client of containerd's CRI service: the few calls that a kubelet makes about a pod, messages by hand (field numbers
 //! of `runtime.v1`).
+#![allow(dead_code, reason = "each test file uses its own part of this module")]
 
 use std::time::Duration;
 
@@ -40,20 +41,27 @@ impl Cri {
         handler: &str,
         annotations: &[(String, String)],
     ) -> Result<String, Status> {
-        let metadata = Message::new()
-            .text(1, name)
-            .text(2, &format!("uid-{name}"))
-            .text(3, "apps");
-        let mut config = Message::new()
-            .message(1, &metadata)
-            .text(2, name)
-            .text(3, "/run/pod-logs");
-        for (key, value) in annotations {
-            config = config.message(7, &Message::new().text(1, key).text(2, value));
-        }
-        config = config.message(8, &Message::new());
+        let config = Self::config(name, annotations);
         let request = Message::new().message(1, &config).text(2, handler);
         self.call("RunPodSandbox", &request).map(|a| a.string(1))
+    }
+
+    /// RunPodSandbox with a deadline.
+    pub fn run_within(
+        &mut self,
+        config: &Message,
+        handler: &str,
+        bound: Duration,
+    ) -> Result<String, Status> {
+        let request = Message::new().message(1, config).text(2, handler);
+        let method = format!("{RUNTIME}/RunPodSandbox");
+        self.0.call(&method, &request, bound).map(|a| a.string(1))
+    }
+
+    /// PodSandboxStats: whether there are any.
+    pub fn has_stats(&mut self, id: &str) -> Result<bool, Status> {
+        let answer = self.call("PodSandboxStats", &Message::new().text(1, id))?;
+        Ok(!answer.bytes(1).is_empty())
     }
 
     /// ListPodSandbox.
@@ -79,6 +87,59 @@ impl Cri {
     pub fn remove(&mut self, id: &str) -> Result<(), Status> {
         self.call("RemovePodSandbox", &Message::new().text(1, id))
             .map(drop)
+    }
+
+    /// CreateContainer in the pod that [`run`](Self::run) made under this name; `config` is a ContainerConfig.
+    pub fn create_container(
+        &mut self,
+        pod: &str,
+        name: &str,
+        config: &Message,
+    ) -> Result<String, Status> {
+        let sandbox = Self::config(name, &[]);
+        let request = Message::new()
+            .text(1, pod)
+            .message(2, config)
+            .message(3, &sandbox);
+        self.call("CreateContainer", &request).map(|a| a.string(1))
+    }
+
+    /// StartContainer.
+    pub fn start_container(&mut self, id: &str) -> Result<(), Status> {
+        self.call("StartContainer", &Message::new().text(1, id))
+            .map(drop)
+    }
+
+    /// StopContainer, without grace.
+    pub fn stop_container(&mut self, id: &str) -> Result<(), Status> {
+        self.call("StopContainer", &Message::new().text(1, id))
+            .map(drop)
+    }
+
+    /// ExecSync: both outputs and the exit code.
+    pub fn exec_sync(&mut self, id: &str, words: &[&str]) -> Result<(String, String, u64), Status> {
+        let request = words
+            .iter()
+            .fold(Message::new().text(1, id), |m, word| m.text(2, word))
+            .varint(3, BOUND.as_secs());
+        let answer = self.call("ExecSync", &request)?;
+        Ok((answer.string(1), answer.string(2), answer.number(3)))
+    }
+
+    /// PodSandboxConfig of a pod in the namespace `apps`.
+    pub fn config(name: &str, annotations: &[(String, String)]) -> Message {
+        let metadata = Message::new()
+            .text(1, name)
+            .text(2, &format!("uid-{name}"))
+            .text(3, "apps");
+        let mut config = Message::new()
+            .message(1, &metadata)
+            .text(2, name)
+            .text(3, "/run/pod-logs");
+        for (key, value) in annotations {
+            config = config.message(7, &Message::new().text(1, key).text(2, value));
+        }
+        config.message(8, &Message::new())
     }
 
     /// ImageStatus: whether it is there.

@@ -103,11 +103,7 @@ pub fn execs(side: &Side, t: &mut Transcript) {
     side.exec("c", "late", "", &process("true")).unwrap();
     side.kill("c", "", 9, false).unwrap();
     t.say("code of init", side.wait("c", "").unwrap());
-    t.ends(
-        "start after the exit",
-        side.start("c", "late"),
-        &[],
-    );
+    t.ends("start after the exit", side.start("c", "late"), &[]);
     t.ends(
         "exec after the exit",
         side.exec("c", "later", "", &process("true")),

@@ -306,6 +306,14 @@ impl Container {
         client.task().exec(soon(), &request).await.unwrap();
     }
 
+    /// Wait for its init.
+    pub fn wait_request(&self) -> task::WaitRequest {
+        task::WaitRequest {
+            id: self.id.clone(),
+            ..Default::default()
+        }
+    }
+
     pub async fn wait(&self, client: &Client, exec: &str) -> ttrpc::Result<u32> {
         let request = task::WaitRequest {
             id: self.id.clone(),

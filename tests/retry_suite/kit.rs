@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::rig::{self, BOUND, Pod, Probe};
 use crate::support::bin::PODVISOR;
 use crate::support::fake::{self, Act, Fake};
-use crate::support::{Snapshot, cni, eventually, podvisor, sandboxed};
+use crate::support::{Sandbox, Snapshot, cni, eventually, podvisor};
 
 /// `parking.interval` of these machines: long enough for a loaded one to act within it.
 pub const INTERVAL: Duration = Duration::from_millis(2500);
@@ -54,7 +54,12 @@ pub const UNDO_ON_SHUTDOWN: &str = "park_network_on_shutdown = false\n";
 
 /// Runs `body` on a machine with these further settings, and looks for what it has left.
 pub fn on_a_machine(name: &str, settings: &str, body: impl FnOnce(&Machine)) {
-    sandboxed(name, || {
+    on_a_machine_for(Duration::from_secs(300), name, settings, body);
+}
+
+/// The same for what may take so long.
+pub fn on_a_machine_for(bound: Duration, name: &str, settings: &str, body: impl FnOnce(&Machine)) {
+    Sandbox::new(name).bound(bound).run(|| {
         rig::settings(&format!(
             "[parking]\ninterval = {}\n{settings}\n",
             INTERVAL.as_secs_f64()

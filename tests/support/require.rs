@@ -36,6 +36,13 @@ pub fn cni_peer(name: &str) -> Option<PathBuf> {
     (found || missing(&format!("{name}: run scripts/setup --peers"))).then_some(dir)
 }
 
+/// The unpacked Docker engine's directory of executables.
+pub fn docker() -> Option<PathBuf> {
+    let dir = super::peers::peers_dir().join("docker-28").join("bin");
+    let found = dir.join("dockerd").is_file();
+    (found || missing("docker-28: run scripts/setup --peers")).then_some(dir)
+}
+
 /// An emulated machine: qemu and a kernel for it.
 pub fn lab() -> bool {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/lab");

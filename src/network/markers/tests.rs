@@ -70,6 +70,32 @@ fn del_is_owed_from_begin_to_stopped_and_add_is_refused_in_between() {
     assert!(!record.dir().exists());
 }
 
+/// `delete`, `podvisor gc` and a keeper may come to it in one moment: each finds it done, and to nobody it seems owed.
+#[test]
+fn a_record_that_many_remove_at_once_is_removed_for_all_of_them() {
+    let p = place();
+    for round in 0..60 {
+        let record = NetworkRecord::at(&p.config, "default", "a");
+        record.begin(&p.conf, &attachment("a")).unwrap();
+        record.slot("eth0").set_stopped().unwrap();
+        std::thread::scope(|scope| {
+            let removals: Vec<_> = (0..4)
+                .map(|_| {
+                    scope.spawn(|| {
+                        assert!(!record.owes_del());
+                        record.remove()
+                    })
+                })
+                .collect();
+            for removal in removals {
+                let removed = removal.join().unwrap();
+                assert!(removed.is_ok(), "round {round}: {removed:?}");
+            }
+        });
+        assert!(!record.dir().exists());
+    }
+}
+
 #[test]
 fn the_owed_del_has_the_configuration_arguments_and_result_of_its_add() {
     let p = place();
