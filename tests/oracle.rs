@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::print_stdout, reason = "captured by the test runner")]
 
+#[path = "oracle/field.rs"]
+mod field;
 #[path = "oracle/lives.rs"]
 mod lives;
 #[path = "oracle/side.rs"]

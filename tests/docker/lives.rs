@@ -294,7 +294,9 @@ pub fn ways_to_run(engine: &Engine, runtime: &str, seen: &mut Seen) {
             "--runtime",
             runtime,
             IMAGE,
-            "cat",
+            "sh",
+            "-c",
+            "read x; echo got $x; exit 3",
         ])
         .ok();
     let mut attached = engine.command();
