@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::handover::lock_blocking;
-use super::{Holder, NetworkRecord, Parking, PodKey, disk};
+use super::{Holder, NetworkRecord, Parking, PodKey, disk, userns};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -170,7 +170,7 @@ pub fn take(
     } else if !before.is_parked() {
         return Ok(Taking::Nothing);
     }
-    if !record.is_whole(&before, wanted, false) {
+    if !record.is_whole(&before, wanted, userns::Wanted::Hosts) {
         if before.claim.is_some() {
             // Whoever makes the new one has to be able to undo it.
             record.hold_for_the_boot(&unclaimed(before, Duration::ZERO))?;

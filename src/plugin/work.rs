@@ -10,7 +10,7 @@ use super::request::Request;
 use super::undo;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
-use crate::network::{self, Attachment, DAEMONS, Holder, NetworkRecord, Owned, netns};
+use crate::network::{self, Attachment, DAEMONS, Holder, NetworkRecord, Owned, netns, userns};
 use crate::pod::gc;
 
 /// How long what is left of a dead job's plugins may take to end after SIGKILL.
@@ -61,7 +61,7 @@ pub(super) async fn make(job: &mut Job<'_>, request: &Request) -> Result<()> {
     failpoint::reach("cni-job.own.after").await?;
     let whole = before
         .as_ref()
-        .is_some_and(|before| record.is_whole(before, &holder, false));
+        .is_some_and(|before| record.is_whole(before, &holder, userns::Wanted::Hosts));
     if !whole {
         if let Some(before) = before {
             job.door.stage("take-over");
