@@ -35,7 +35,7 @@ cni_plugins() {
 residue_list() {
   {
     # The brackets keep grep from finding itself.
-    grep -alE 'containerd-shim-podviso[r]|podvisor-infr[a]' /proc/[0-9]*/cmdline 2>/dev/null | while IFS=/ read -r _ _ pid _; do
+    grep -alE 'containerd-shim-podviso[r]|podvisor-infr[a]|podvisor-cn[i]' /proc/[0-9]*/cmdline 2>/dev/null | while IFS=/ read -r _ _ pid _; do
       c=$(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline") || continue
       echo "process $pid $c"
     done
@@ -45,7 +45,7 @@ residue_list() {
     iptables-save 2>/dev/null | grep '^-A' | grep -vE '^-A [A-Z]+ .*-j CNI-(HOSTPORT|FORWARD|ADMIN)|^-A CNI-HOSTPORT-(SETMARK|MASQ) ' | sed 's/^/rule /' || true
     find /var/lib/cni -type f ! -name 'last_reserved_ip*' ! -name lock -printf 'lease %p\n' 2>/dev/null || true
     find /sys/fs/cgroup -mindepth 2 -type d -path '*podvisor*/*' -printf 'cgroup %p\n' 2>/dev/null || true
-    find /run/podvisor /var/lib/podvisor -mindepth 2 ! \( -type d -empty \) -printf 'state %p\n' 2>/dev/null || true
+    find /run/podvisor /var/lib/podvisor -mindepth 2 ! \( -type d -empty \) ! -path '/run/podvisor/cni/ids*' ! -path /run/podvisor/cni/swept -printf 'state %p\n' 2>/dev/null || true
     find /run/containerd/s -type s -printf 'socket %p\n' 2>/dev/null || true
   } | sort
 }

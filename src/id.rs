@@ -8,8 +8,9 @@ pub const MAX: usize = 76;
 /// Kernel limit of an interface name, without the closing NUL.
 pub const MAX_INTERFACE: usize = 15;
 
-/// Directories of the runtime root that are no namespaces: sockets, pinned netns, state of OCI runtimes.
-pub const RESERVED: [&str; 3] = ["s", "netns", "oci"];
+/// Directories of the runtime root that are no namespaces: sockets, pinned netns, state of OCI runtimes, jobs of the CNI
+/// plugin.
+pub const RESERVED: [&str; 4] = ["s", "netns", "oci", "cni"];
 
 /// Checks a containerd namespace: an id that is none of our own directories' names.
 pub fn check_namespace(namespace: &str) -> Result<&str> {

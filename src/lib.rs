@@ -19,6 +19,7 @@ pub mod log;
 pub mod mount;
 pub mod network;
 pub mod oci;
+pub mod plugin;
 pub mod pod;
 pub mod process;
 pub mod proto;

@@ -24,6 +24,9 @@ const EVENTS: &str = "memory.events";
 /// v1: counters and state of the group alone.
 const CONTROL: &str = "memory.oom_control";
 
+/// v1: charges are made in batches on each processor; a limit that is hit may have this much left, bytes.
+const IN_ADVANCE: u64 = 1 << 20;
+
 /// The counters of a group at the last look.
 #[derive(Debug, Default)]
 pub struct OomCount {
@@ -34,7 +37,8 @@ pub struct OomCount {
 #[derive(Clone, Copy, Debug, Default)]
 struct Counters {
     kills: u64,
-    /// How often its own limit was hit.
+    /// v2: how often its own limit was hit. v1 has `failcnt` for that, which newer kernels leave at 0 where memory with
+    /// swap has the same limit.
     hits: u64,
 }
 
@@ -69,9 +73,10 @@ impl OomCount {
             let kills = since(counters.kills, before.kills);
             news.kills += kills;
             // A hit may be seen before the kill that it leads to.
-            match kills {
-                0 => counters.hits = before.hits.min(counters.hits),
-                _ => news.own_limit |= since(counters.hits, before.hits) > 0,
+            match (kills, group.v2) {
+                (0, _) => counters.hits = before.hits.min(counters.hits),
+                (_, true) => news.own_limit |= since(counters.hits, before.hits) > 0,
+                (_, false) => news.own_limit |= has_been_full(dir),
             }
         }
         self.seen = now;
@@ -180,11 +185,9 @@ fn count(group: &Group) -> BTreeMap<PathBuf, Counters> {
         return all;
     }
     walk(&dir, &mut |dir| {
-        // Memory with swap is asked first, and usually has the same limit.
-        let hits = ["memory.failcnt", "memory.memsw.failcnt"].map(|file| number(dir, file));
         let counters = Counters {
             kills: keyed(dir, CONTROL, "oom_kill"),
-            hits: hits.into_iter().fold(0, u64::saturating_add),
+            hits: 0,
         };
         all.insert(dir.to_owned(), counters);
     });
@@ -198,9 +201,17 @@ fn is_stuck(group: &Group) -> bool {
     !group.v2 && directory(group).is_some_and(|dir| is_on(&dir))
 }
 
-fn number(dir: &Path, file: &str) -> u64 {
-    let text = fs::read_to_string(dir.join(file)).unwrap_or_default();
-    text.trim().parse().unwrap_or(0)
+/// v1: whether the group has ever used as much as it may, but for what the kernel hands out in advance.
+fn has_been_full(dir: &Path) -> bool {
+    let number = |file: String| -> Option<u64> {
+        let text = fs::read_to_string(dir.join(file)).ok()?;
+        text.trim().parse().ok()
+    };
+    ["memory", "memory.memsw"].iter().any(|kind| {
+        let most = number(format!("{kind}.max_usage_in_bytes"));
+        let limit = number(format!("{kind}.limit_in_bytes"));
+        matches!((most, limit), (Some(most), Some(limit)) if most.saturating_add(IN_ADVANCE) >= limit)
+    })
 }
 
 /// The number behind `key` in a file of `key number` lines; 0 where there is none.

@@ -565,7 +565,11 @@ fn counters_of_other_groups_are_nobodys_news() {
     let own = Group::new(&layout, "/else").unwrap();
     put(
         &base.path().join("memory/else/below"),
-        &[("memory.oom_control", control), ("memory.failcnt", "1\n")],
+        &[
+            ("memory.oom_control", control),
+            ("memory.max_usage_in_bytes", "33000000\n"),
+            ("memory.limit_in_bytes", "33554432\n"),
+        ],
     );
     let mut count = OomCount::default();
     let news = count.news(&own);

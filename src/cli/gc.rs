@@ -11,6 +11,7 @@ use crate::client;
 use crate::error::{Context, Result};
 use crate::launch;
 use crate::network::netns;
+use crate::plugin;
 use crate::pod::Parked;
 use crate::pod::gc::{self, Left};
 use crate::pod::record::Found;
@@ -69,13 +70,16 @@ pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
         }
     }
     let sockets = dead_sockets(&host.config.runtime_root.join("s"));
-    let sockets = sockets.into_iter().map(|path| (path, true));
+    let sockets = sockets.into_iter();
     let half = half_written(&host.config.runtime_root).into_iter();
-    for (path, is_socket) in sockets.chain(half.map(|path| (path, false))) {
-        let (kind, remove): (_, fn(&Path) -> Result<()>) = match is_socket {
-            true => ("socket", launch::remove_dead_socket),
-            false => ("half-written file", remove_file),
-        };
+    let doors = plugin::dead_doors(&host.config).into_iter();
+    let socket: Removal = ("socket", launch::remove_dead_socket);
+    let file: Removal = ("half-written file", remove_file);
+    let door: Removal = ("directory", remove_dir);
+    let sockets = sockets.map(|path| (path, socket));
+    let files = half.map(|path| (path, file));
+    let doors = doors.map(|path| (path, door));
+    for (path, (kind, remove)) in sockets.chain(files).chain(doors) {
         let what = format!("{kind} {} of a process that has died", path.display());
         if args.dry_run {
             output::line(format!("would undo: {what}"));
@@ -183,6 +187,16 @@ async fn settle(host: &Host, left: &Left) -> Result<()> {
         Left::Netns { path, .. } => netns::unpin(path),
         // It may have gone with what it led to.
         Left::Link(path) => remove_file(path),
+    }
+}
+
+/// What it is called, and how it is removed.
+type Removal = (&'static str, fn(&Path) -> Result<()>);
+
+fn remove_dir(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.context(|| format!("remove {}", path.display())),
     }
 }
 

@@ -41,6 +41,7 @@ mod stop;
 mod supervisor;
 mod version;
 mod wait;
+mod wrap;
 
 use std::process::ExitCode;
 use std::rc::Rc;

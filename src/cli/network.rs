@@ -13,7 +13,7 @@ use crate::pod::gc;
 
 use super::failure::{Failure, NO_SUCH};
 use super::host::Host;
-use super::{output, owed, parked, select};
+use super::{output, owed, parked, select, wrap};
 
 /// Flags of `network`.
 #[derive(Debug, clap::Args)]
@@ -43,6 +43,20 @@ enum Verb {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Put podvisor's CNI plugin in front of a network, for pods that daemons make: what it has made for an attempt that
+    /// gave up is the next attempt's.
+    #[command(after_help = "Example:\n  podvisor network wrap pods")]
+    Wrap {
+        /// Its name.
+        #[arg(value_name = "NETWORK")]
+        network: String,
+    },
+    /// Take the plugin away from a network again; pods that are there are not touched.
+    Unwrap {
+        /// Its name.
+        #[arg(value_name = "NETWORK")]
+        network: String,
+    },
     /// Ask whether networks can take pods (STATUS).
     Status {
         /// Only this one.
@@ -58,6 +72,8 @@ pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
         Verb::Check { pod } => check(host, pod).await,
         Verb::Gc { dry_run } => collect(host, *dry_run).await,
         Verb::Status { network } => status(host, network.as_deref()).await,
+        Verb::Wrap { network } => wrap::wrap(host, network).await,
+        Verb::Unwrap { network } => wrap::unwrap(host, network),
     }
 }
 

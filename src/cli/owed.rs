@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::clock;
 use crate::error::{Error, Result};
+use crate::network::DAEMONS;
 use crate::pod::gc::{self, OwedNetwork};
 
 use super::failure::Failure;
@@ -17,11 +18,11 @@ use super::{output, select};
 /// Between looks at a network that another process is at.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Those of this namespace, and those of which nobody knows it any more.
+/// Those of this namespace, of daemons' pods, and those of which nobody knows it any more.
 pub fn list(host: &Host) -> Vec<OwedNetwork> {
     let owed = gc::owed(&host.config).into_iter();
     let all = owed.chain(gc::astray(&host.config));
-    all.filter(|o| o.namespace.is_empty() || o.namespace == host.namespace)
+    all.filter(|o| ["", DAEMONS, &host.namespace].contains(&o.namespace.as_str()))
         .collect()
 }
 

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::clock;
 use crate::error::{Error, Kind, Result};
+use crate::network::DAEMONS;
 use crate::pod::gc::{self, ParkedNetwork};
 
 use super::failure::Failure;
@@ -16,11 +17,12 @@ use super::{output, select};
 /// What a keeper may take on top of one DEL.
 const KEEPER_MARGIN: Duration = Duration::from_secs(10);
 
-/// Those of this namespace.
+/// Those of this namespace, and those that the CNI plugin makes for daemons.
 pub fn list(host: &Host) -> Vec<ParkedNetwork> {
     let all = gc::parked(&host.config).into_iter();
-    all.filter(|p| p.holder.namespace == host.namespace)
-        .collect()
+    // Those of daemons' pods belong to no namespace.
+    let here = |space: &str| space == host.namespace || space == DAEMONS;
+    all.filter(|p| here(&p.holder.namespace)).collect()
 }
 
 /// The one that `target` stands for: a name or id, or the beginning of just one id.
@@ -126,6 +128,17 @@ pub fn document(parked: &ParkedNetwork) -> Value {
 
 /// Why it is there, for people.
 pub fn reason(parked: &ParkedNetwork) -> String {
+    if let Some(stage) = parked.stage.as_ref().filter(|_| parked.kept) {
+        let age = clock::from_unix_nanos(stage.since).elapsed();
+        let seconds = age.unwrap_or_default().as_secs_f64();
+        return match stage.name.as_str() {
+            "parked" => "it waits for the next attempt of its pod".to_owned(),
+            name => format!(
+                "job {} of the CNI plugin is at stage {name} for {seconds:.1} s",
+                stage.pid
+            ),
+        };
+    }
     if !parked.holder.is_parked() {
         return "its pod was shut down while a plugin was at work, which may finish".to_owned();
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Client, context_within, from_ttrpc, pause_before};
+use super::{Client, context, context_within, from_ttrpc, pause_before};
 use crate::error::{Error, Kind, Result};
 use crate::process::Identity;
 use crate::proto::sandbox::sandbox::{PingRequest, ShutdownSandboxRequest, StopSandboxRequest};

@@ -55,10 +55,20 @@ impl<'a> Chain<'a> {
     }
 
     pub(super) async fn add(&self, end: Instant, bound: Duration) -> Result<AddResult, Failed> {
+        self.add_after(None, end, bound).await
+    }
+
+    /// The same where other plugins have run before: `before` is what the last of them gave.
+    pub(super) async fn add_after(
+        &self,
+        before: Option<&Value>,
+        end: Instant,
+        bound: Duration,
+    ) -> Result<AddResult, Failed> {
         let mut last: Option<AddResult> = None;
         let mut timings = Vec::new();
         for (plugin, program) in self.conf.plugins.iter().zip(&self.programs) {
-            let previous = last.as_ref().map(|result| &result.raw);
+            let previous = last.as_ref().map(|result| &result.raw).or(before);
             let stdin = stdin(self.conf, plugin, self.attachment, previous);
             let netns = &self.attachment.netns;
             let begun = Instant::now();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::{disk, version};
+use super::{disk, version, wrap};
 use crate::error::{Error, Kind, Result};
 
 /// A loaded configuration list. The bytes are kept, so that DEL uses the configuration of its ADD; a single-plugin
@@ -54,6 +54,11 @@ pub(super) fn parse(path: &Path, bytes: Vec<u8>) -> Result<NetworkConf> {
     build(path, bytes, top).map_err(|e| e.within(at(path)))
 }
 
+/// A list that is no file of its own: `from` says in errors where it came from.
+pub fn inlined(from: &Path, list: &Value) -> Result<NetworkConf> {
+    parse(from, list.to_string().into_bytes())
+}
+
 /// The same for a file in the configuration directory: plugins of `<directory>/<network>/*.conf` come after those in
 /// the list, unless it says `loadOnlyInlinedPlugins` (CNI 1.1). The bytes hold them all then.
 pub(super) fn load(path: &Path, mut bytes: Vec<u8>) -> Result<NetworkConf, Bad> {
@@ -73,10 +78,21 @@ pub(super) fn load(path: &Path, mut bytes: Vec<u8>) -> Result<NetworkConf, Bad> 
             bytes = Value::Object(top.clone()).to_string().into_bytes();
         }
     }
+    if let Some(Value::Array(plugins)) = top.get_mut("plugins")
+        && plugins.iter().any(|p| wrap::inner(p).is_some())
+    {
+        // A pod of ours keeps its network itself and needs nobody in front of it.
+        *plugins = plugins.iter().flat_map(expanded).collect();
+        bytes = Value::Object(top.clone()).to_string().into_bytes();
+    }
     build(path, bytes, top).map_err(|e| Bad {
         error: e.within(at(path)),
         unfinished: false,
     })
+}
+
+fn expanded(plugin: &Value) -> Vec<Value> {
+    wrap::inner(plugin).map_or_else(|| vec![plugin.clone()], <[Value]>::to_vec)
 }
 
 /// The plugins in a network's own directory, by file name.

@@ -20,6 +20,15 @@ pub(super) fn write_durable(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// The same, but a power cut may bring the old text back, or take a new file away, until its directory is synced.
 pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    write(path, bytes, true)
+}
+
+/// The same for what says nothing after a reboot: readers see the old or the new text, a power cut may leave nothing.
+pub(super) fn write_for_the_boot(path: &Path, bytes: &[u8]) -> Result<()> {
+    write(path, bytes, false)
+}
+
+fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
     let Some(temp) = temporary(path) else {
         return Err(Error::new(
             Kind::Invalid,
@@ -34,7 +43,10 @@ pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
         .create_new(true)
         .mode(0o600)
         .open(&temp)
-        .and_then(|mut f| f.write_all(bytes).and_then(|()| f.sync_all()))
+        .and_then(|mut f| {
+            f.write_all(bytes)?;
+            if sync { f.sync_all() } else { Ok(()) }
+        })
         .map_err(|e| Error::io(format!("write {}", path.display()), e))
         .and_then(|()| failpoint::hit("record.write.half"))
         .and_then(|()| fs::rename(&temp, path).context(|| format!("write {}", path.display())));

@@ -43,6 +43,7 @@ pub struct PodKey {
     name: String,
     uid: String,
     attempt: u32,
+    network: String,
 }
 
 /// That a network is parked, in its `pod.json`.
@@ -87,7 +88,14 @@ impl PodKey {
             name: name.to_owned(),
             uid: uid.to_owned(),
             attempt,
+            network: String::new(),
         })
+    }
+
+    /// The same pod's key for just one of its networks, as "network/interface": the daemon asks for each by itself.
+    pub fn of_network(mut self, network: &str) -> Self {
+        network.clone_into(&mut self.network);
+        self
     }
 
     /// The network that nobody has claimed yet, and what is written of it. Looks only.
@@ -105,7 +113,7 @@ impl PodKey {
 
     fn link(&self, config: &Config) -> PathBuf {
         // A tuple with its kind, not a text that is joined: no two keys are spelt alike.
-        let text = serde_json::json!([
+        let mut text = serde_json::json!([
             "pod",
             self.namespace,
             self.pod_namespace,
@@ -113,6 +121,9 @@ impl PodKey {
             self.uid,
             self.attempt
         ]);
+        if let (false, Some(parts)) = (self.network.is_empty(), text.as_array_mut()) {
+            parts.push(self.network.as_str().into());
+        }
         let digest = Sha256::digest(text.to_string());
         let name: String = digest[..16].iter().map(|b| format!("{b:02x}")).collect();
         config.runtime_root.join(KEYS).join(name)
@@ -129,6 +140,7 @@ impl Holder {
             &self.uid,
             self.attempt,
         )
+        .map(|key| key.of_network(&self.network))
     }
 
     /// Its supervisor, or keeper, lives.
@@ -149,7 +161,7 @@ impl Holder {
 
     /// Another supervisor may have it.
     pub fn is_takable(&self) -> bool {
-        !self.is_alive() || self.is_parked()
+        self.claim.is_none() && (!self.is_alive() || self.is_parked())
     }
 }
 
@@ -165,13 +177,15 @@ pub async fn own(
     intent: impl Fn(&NetworkRecord) -> Result<()>,
 ) -> Result<Owned> {
     // Written before the lock is taken: it is synced, and others want the lock.
-    let prepared = key.look(config).is_none();
+    // What a daemon's pod has taken is on the index still, and no longer to be had.
+    let offered = || key.look(config).filter(|(_, by)| by.claim.is_none());
+    let prepared = offered().is_none();
     if prepared {
         intent(fresh)?;
         fresh.hold(holder)?;
     }
     let _locked = lock(config).await?;
-    let Some((record, before)) = key.look(config) else {
+    let Some((record, before)) = offered() else {
         if !prepared {
             intent(fresh)?;
             fresh.hold(holder)?;
@@ -238,6 +252,22 @@ impl NetworkRecord {
             holder.keeper = keeper;
         })
         .await
+    }
+
+    /// From now on this process keeps what is parked and kept by nobody who lives. False: somebody has it.
+    pub async fn adopt(&self, config: &Config, own: crate::process::Identity) -> Result<bool> {
+        let _locked = lock(config).await?;
+        match self.holder() {
+            Some(holder) if holder.is_parked() && !holder.is_alive() => {
+                self.hold_for_the_boot(&Holder {
+                    supervisor: Some(own),
+                    keeper: true,
+                    ..holder
+                })?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
     }
 
     /// It is its supervisor's own again, and off the index. False: another has it.
@@ -351,23 +381,53 @@ impl NetworkRecord {
 
 /// Excludes every change of hands until dropped.
 async fn lock(config: &Config) -> Result<Locked> {
+    let end = Instant::now() + LOCK_LIMIT;
+    let mut file = index(config)?;
+    loop {
+        match try_lock(config, file, Instant::now() < end)? {
+            Ok(locked) => return Ok(locked),
+            Err(back) => file = back,
+        }
+        sleep(LOCK_PAUSE).await;
+    }
+}
+
+/// [`lock`] for a process without an event loop.
+pub(super) fn lock_blocking(config: &Config) -> Result<Locked> {
+    let begun = std::time::Instant::now();
+    let mut file = index(config)?;
+    loop {
+        match try_lock(config, file, begun.elapsed() < LOCK_LIMIT)? {
+            Ok(locked) => return Ok(locked),
+            Err(back) => file = back,
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+}
+
+fn index(config: &Config) -> Result<fs::File> {
     let dir = config.runtime_root.join(KEYS);
     let what = || format!("lock {}", dir.display());
     disk::private_dir(&config.runtime_root).context(what)?;
     disk::private_dir(&dir).context(what)?;
-    let end = Instant::now() + LOCK_LIMIT;
-    let mut file = fs::File::open(&dir).context(what)?;
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(dir) => return Ok(Locked::of(dir)),
-            Err((back, nix::errno::Errno::EWOULDBLOCK)) if Instant::now() < end => file = back,
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
-                let text = format!("{}: networks are changing hands; retry", what());
-                return Err(Error::new(Kind::Busy, text));
-            }
-            Err((_, e)) => return Err(Error::sys(what(), e)),
+    fs::File::open(&dir).context(what)
+}
+
+/// The file comes back when somebody else has the lock and one may try again.
+fn try_lock(
+    config: &Config,
+    file: fs::File,
+    again: bool,
+) -> Result<std::result::Result<Locked, fs::File>> {
+    let what = || format!("lock {}", config.runtime_root.join(KEYS).display());
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(dir) => Ok(Ok(Locked::of(dir))),
+        Err((back, nix::errno::Errno::EWOULDBLOCK)) if again => Ok(Err(back)),
+        Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
+            let text = format!("{}: networks are changing hands; retry", what());
+            Err(Error::new(Kind::Busy, text))
         }
-        sleep(LOCK_PAUSE).await;
+        Err((_, e)) => Err(Error::sys(what(), e)),
     }
 }
 

@@ -141,6 +141,16 @@ impl NetworkRecord {
             .unwrap_or(usual)
     }
 
+    /// A place for a new network that a daemon's pod is to have beside others: one with nothing in it.
+    pub fn free_for(config: &Config, namespace: &str, sandbox_id: &str, network: &str) -> Self {
+        let numbered = |n: u32| hash(namespace, &format!("{sandbox_id}\0{network}\0{n}"));
+        let place = |n| Self::in_place(config, &numbered(n), namespace, sandbox_id);
+        let mut places = (0..MAX_PLACES).map(place);
+        places
+            .find(|record| !record.dir.exists())
+            .unwrap_or_else(|| place(MAX_PLACES))
+    }
+
     /// Nobody else's: not taken over by another sandbox, nor held by another living supervisor of this one. In doubt
     /// (no `pod.json`, or a damaged one) it is.
     pub fn is_mine(&self) -> bool {
@@ -150,8 +160,16 @@ impl NetworkRecord {
         if self.sandbox_id.is_empty() {
             return true;
         }
+        if self.by.is_some() && holder.is_used() {
+            return false;
+        }
         let same = holder.namespace == self.namespace && holder.sandbox_id == self.sandbox_id;
         same && (self.by.is_none() || holder.supervisor == self.by || !holder.is_alive())
+    }
+
+    /// The containerd namespace of its sandbox; empty when nothing tells it any more.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
     }
 
     /// Name of its directory, which its netns has, too.

@@ -9,6 +9,7 @@ mod asked;
 mod base64;
 mod cache;
 mod chain;
+mod claim;
 mod cni;
 mod conf;
 mod convert;
@@ -16,7 +17,7 @@ mod disk;
 mod facts;
 mod find;
 #[cfg(test)]
-mod fuzz;
+pub(crate) mod fuzz;
 mod gc;
 mod handover;
 mod kept;
@@ -31,11 +32,13 @@ mod remembered;
 mod result;
 mod retry;
 mod slot;
+mod through;
 pub mod userns;
 mod verbs;
 mod version;
 mod versions;
 mod wishes;
+mod wrap;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -44,8 +47,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use asked::asked;
+pub use claim::{
+    Claim, NAMESPACE as DAEMONS, STAGE, Stage, Taken, Taking, deliver, end_claim, held, of_daemons,
+    release, stage_at, take,
+};
 pub use cni::{add, del};
-pub use conf::NetworkConf;
+pub use conf::{NetworkConf, inlined};
 pub use facts::{AddResult, Address, Dns, Facts, Interface, Route, Timing};
 pub use find::{bad_confs, list_confs, load_conf};
 pub use gc::{Collected, Valid, gc, stale};
@@ -54,9 +61,12 @@ pub use latency::{BOUNDS_MS, Histogram, Latencies, latencies};
 pub use markers::{NetworkRecord, OnRecord};
 pub use orphans::{kill_orphans, kill_orphans_alone, kill_orphans_of};
 pub use owed::{Debt, FIRST_PAUSE, Holder, LONGEST_PAUSE};
+pub use result::converted;
+pub use through::{Through, pass};
 pub use verbs::{Asked, Checked, check, status};
 pub use versions::versions;
 pub use wishes::wishes;
+pub use wrap::{PLUGIN, agent_note, unwrap, wrap};
 
 use crate::error::{Error, Kind, Result};
 

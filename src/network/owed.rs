@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{NetworkRecord, Parking, disk, netns};
+use super::{Claim, NetworkRecord, Parking, disk, netns};
 use crate::clock;
 use crate::error::{Error, Kind, Result};
 use crate::process::Identity;
@@ -67,6 +67,10 @@ pub struct Holder {
     pub ifnames: Vec<String>,
     /// Why there will be none.
     pub failed: String,
+    /// "network/interface" where it was made for a daemon's pod by the CNI plugin; empty: for a pod of ours.
+    pub network: String,
+    /// A daemon's pod has it.
+    pub claim: Option<Claim>,
     /// What kind of failure that was; Other where an older version has written it.
     pub failed_as: Kind,
 }
@@ -120,7 +124,19 @@ impl NetworkRecord {
     /// Writes down whose network it will be, before anything of it exists.
     pub fn hold(&self, holder: &Holder) -> Result<()> {
         self.make_dir()?;
+        if self.is_daemons() {
+            // Of what a daemon's pod has, only add-started and the result have to outlive a power cut.
+            return self.hold_for_the_boot(holder);
+        }
         self.write_json(POD, holder)
+    }
+
+    /// The same without the way to the disk: for what a power cut makes void anyway.
+    pub(super) fn hold_for_the_boot(&self, holder: &Holder) -> Result<()> {
+        let path = self.dir().join(POD);
+        let text = serde_json::to_vec(holder)
+            .map_err(|e| Error::caused(Kind::Other, format!("write {}", path.display()), e))?;
+        disk::write_for_the_boot(&path, &text)
     }
 
     /// Whose it is; None when that was never written, or is damaged.

@@ -33,6 +33,11 @@ pub(super) fn normalise(raw: Value, version: &str) -> Result<AddResult> {
     })
 }
 
+/// A result in another version of the specification. Errors: it cannot be told in that one.
+pub fn converted(raw: Value, version: &str) -> Result<Value> {
+    normalise(raw, version).map(|result| result.raw)
+}
+
 /// prevResult of a DEL: None when it cannot be given in `version`, which must not stop the DEL.
 pub(super) fn for_del(raw: &Value, version: &str) -> Option<Value> {
     if !version::at_least(version, PREV_RESULT_ON_DEL) {

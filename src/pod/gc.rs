@@ -77,6 +77,8 @@ pub struct ParkedNetwork {
     pub ips: Vec<String>,
     /// Its keeper lives.
     pub kept: bool,
+    /// What the CNI plugin's job is doing, where it is one of those.
+    pub stage: Option<network::Stage>,
     /// The record itself.
     pub record: NetworkRecord,
 }
@@ -86,6 +88,8 @@ impl ParkedNetwork {
     pub fn state(&self) -> &'static str {
         if self.holder.is_parked() {
             "network parked"
+        } else if !self.holder.failed.is_empty() || self.holder.claim.is_some() {
+            "network ending"
         } else {
             "network starting"
         }
@@ -145,7 +149,7 @@ fn without_directory(config: &Config) -> impl Iterator<Item = OwedNetwork> {
             !has_directory(config, namespace, id)
                 && !record
                     .holder()
-                    .is_some_and(|h| h.is_kept() || (h.keeper && h.is_alive()))
+                    .is_some_and(|h| h.is_kept() || h.is_used() || (h.keeper && h.is_alive()))
                 && !is_listed(config, record)
         })
         .map(|(namespace, id, record)| OwedNetwork {
@@ -169,6 +173,7 @@ pub fn parked(config: &Config) -> Vec<ParkedNetwork> {
         (here && !has_directory(config, &namespace, &id)).then(|| ParkedNetwork {
             ips: record.read_result().map(|r| r.ips).unwrap_or_default(),
             kept: holder.is_alive(),
+            stage: network::stage_at(config, record.place()),
             holder,
             record,
         })
@@ -260,6 +265,11 @@ pub async fn settle(config: &Config, reaper: &Reaper, record: &NetworkRecord) ->
             ),
         ));
     }
+    settle_own(config, reaper, record).await
+}
+
+/// [`settle`] by the one who has it.
+pub async fn settle_own(config: &Config, reaper: &Reaper, record: &NetworkRecord) -> Result<()> {
     if !record.withdraw(config).await? {
         // Another supervisor of the pod was quicker.
         return Ok(());
@@ -381,7 +391,7 @@ fn dangling(config: &Config) -> Vec<PathBuf> {
 }
 
 /// A process that is in the netns pinned at `path`.
-fn user_of(path: &Path) -> Option<i32> {
+pub fn user_of(path: &Path) -> Option<i32> {
     let pin = fs::metadata(path).ok().filter(|_| netns::is_pinned(path))?;
     names(Path::new("/proc")).into_iter().find_map(|name| {
         let pid: i32 = name.to_str()?.parse().ok()?;

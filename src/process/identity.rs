@@ -131,6 +131,12 @@ pub(super) fn descendants(pid: i32) -> Vec<Identity> {
     found
 }
 
+/// The pids of a process and of everything below it.
+pub fn tree_of(pid: i32) -> Vec<i32> {
+    let below = descendants(pid).into_iter().map(|identity| identity.pid);
+    std::iter::once(pid).chain(below).collect()
+}
+
 /// Of every thread: a child belongs to the thread that forked it.
 fn children(pid: i32) -> Vec<i32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task"));

@@ -11,5 +11,5 @@ mod reaper;
 
 pub use child::{Child, Exit};
 pub use helper::{Helper, Output};
-pub use identity::Identity;
+pub use identity::{Identity, tree_of};
 pub use reaper::{HoldUnknown, Reaper};

@@ -25,6 +25,8 @@ use crate::proto::types::transfer::{Data, WindowUpdate};
 /// Most that a client can have allowed us: no sane one comes near, and the sum must not overflow.
 const ROOM_MAX: usize = 1 << 30;
 
+/// How long a client may take to say which stream it came for.
+const FIRST: Duration = Duration::from_secs(60);
 /// How long a client may take to see that its stream has ended.
 const LINGER: Duration = Duration::from_secs(5);
 
@@ -71,8 +73,9 @@ async fn carry(
 ) -> Result<()> {
     let mut room = 0_usize;
     let mut before = *connections.borrow_and_update();
-    // What says nothing depends on the way, which is known by what has gone over the stream.
-    let mut silence = message(any::STREAM_WINDOW, &WindowUpdate::default())?;
+    // What says nothing depends on the way, which is known by what has gone over the stream: who reads takes no window. Of
+    // a client that has left before, an input is told by the first message to it.
+    let mut silence = None;
     loop {
         tokio::select! {
             got = from.recv() => {
@@ -83,7 +86,7 @@ async fn carry(
                 } else if let Some(window) = unpack::<WindowUpdate>(&any, any::STREAM_WINDOW)? {
                     let more = usize::try_from(window.update).map_err(|_| negative(window.update))?;
                     room = room.saturating_add(more).min(ROOM_MAX);
-                    silence = message(any::STREAM_DATA, &Data::default())?;
+                    silence = Some(message(any::STREAM_DATA, &Data::default())?);
                 }
                 // Anything else is of a newer client, for which an older server is silent.
             }
@@ -103,6 +106,7 @@ async fn carry(
                     if to.send(&message(any::STREAM_WINDOW, &window)?).await.is_err() {
                         return Ok(());
                     }
+                    silence = Some(message(any::STREAM_WINDOW, &WindowUpdate::default())?);
                 }
                 Next::End => return Ok(()),
             },
@@ -111,7 +115,9 @@ async fn carry(
                     return Ok(()); // the supervisor ends
                 }
                 let now = *connections.borrow_and_update();
-                if now <= before && to.send(&silence).await.is_err() {
+                if let Some(silence) = silence.as_ref().filter(|_| now <= before)
+                    && to.send(silence).await.is_err()
+                {
                     return Ok(());
                 }
                 before = now;
@@ -123,12 +129,24 @@ async fn carry(
 /// The first message. A request to open a stream may bring one itself, and an empty one is what ttrpc makes of a request
 /// that did not (Go's client does not say that it brings none).
 async fn first_of(from: &mut SSReceiver<Any>) -> Result<Option<Any>> {
-    loop {
-        match from.recv().await.map_err(broken)? {
-            Some(any) if any == Any::default() => {}
-            first => return Ok(first),
+    let first = async {
+        loop {
+            match from.recv().await.map_err(broken)? {
+                Some(any) if any == Any::default() => {}
+                first => return Ok(first),
+            }
         }
-    }
+    };
+    // One that has hung up is not told to us.
+    tokio::time::timeout(FIRST, first)
+        .await
+        .unwrap_or_else(|_| {
+            let why = format!(
+                "open a stream: no first message within {} s",
+                FIRST.as_secs()
+            );
+            Err(Error::new(Kind::Deadline, why))
+        })
 }
 
 /// Takes what the client sends before it sees the end of the stream. ttrpc answers a message for a stream that is not

@@ -11,7 +11,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
-use nix::mount::MsFlags;
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, umount2};
 
 // From <linux/mount.h>; libc does not have all of them.
 const FSOPEN_CLOEXEC: u32 = 1;
@@ -141,7 +142,68 @@ impl Detached {
     }
 }
 
+/// Puts a copy of the mount at `source` in the place of the mount at `target`.
+///
+/// Since Linux 6.5 at one stroke: beneath the old one, which then goes. Before that `target` has no mount for an instant,
+/// and stays without one when the second half fails.
+///
+/// # Errors
+/// Those of umount(2) and mount(2).
+pub fn replace_bind(source: &Path, target: &Path) -> io::Result<()> {
+    let beneath = Detached::copy_of(source, false).and_then(|copy| copy.attach_beneath(target));
+    if beneath.is_ok() {
+        return Ok(umount2(target, OFF)?);
+    }
+    umount2(target, OFF)?;
+    nix::mount::mount(
+        Some(source),
+        target,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )?;
+    Ok(())
+}
+
+/// Takes the mount at `target` away; none there is done.
+///
+/// # Errors
+/// Those of umount(2).
+pub fn unbind(target: &Path) -> io::Result<()> {
+    match umount2(target, OFF) {
+        Err(Errno::EINVAL | Errno::ENOENT) | Ok(()) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+const OFF: MntFlags = MntFlags::MNT_DETACH.union(MntFlags::UMOUNT_NOFOLLOW);
+
 impl Detached {
+    /// Puts it beneath the mount at `target`, which hides it.
+    ///
+    /// # Errors
+    /// Those of move_mount(2); EINVAL before Linux 6.5.
+    pub fn attach_beneath(self, target: &Path) -> io::Result<()> {
+        const MOVE_MOUNT_BENEATH: u32 = 0x200;
+        let target = CString::new(target.as_os_str().as_bytes())?;
+        // SAFETY: both strings are NUL-terminated and live through the call; the descriptor is ours.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_move_mount,
+                self.0.as_raw_fd(),
+                c"".as_ptr(),
+                libc::AT_FDCWD,
+                target.as_ptr(),
+                MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_BENEATH,
+            )
+        };
+        if done < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
+    }
+
     /// A copy of the mount at `path` (of everything below it too, `recursive`), nowhere yet.
     ///
     /// # Errors

@@ -46,6 +46,24 @@ impl Cri {
         self.call("RunPodSandbox", &request).map(|a| a.string(1))
     }
 
+    /// RunPodSandbox with a deadline.
+    pub fn run_within(
+        &mut self,
+        config: &Message,
+        handler: &str,
+        bound: Duration,
+    ) -> Result<String, Status> {
+        let request = Message::new().message(1, config).text(2, handler);
+        let method = format!("{RUNTIME}/RunPodSandbox");
+        self.0.call(&method, &request, bound).map(|a| a.string(1))
+    }
+
+    /// PodSandboxStats: whether there are any.
+    pub fn has_stats(&mut self, id: &str) -> Result<bool, Status> {
+        let answer = self.call("PodSandboxStats", &Message::new().text(1, id))?;
+        Ok(!answer.bytes(1).is_empty())
+    }
+
     /// ListPodSandbox.
     pub fn list(&mut self) -> Vec<Listed> {
         let answer = self.call("ListPodSandbox", &Message::new()).unwrap();
@@ -108,7 +126,8 @@ impl Cri {
         Ok((answer.string(1), answer.string(2), answer.number(3)))
     }
 
-    fn config(name: &str, annotations: &[(String, String)]) -> Message {
+    /// PodSandboxConfig of a pod in the namespace `apps`.
+    pub fn config(name: &str, annotations: &[(String, String)]) -> Message {
         let metadata = Message::new()
             .text(1, name)
             .text(2, &format!("uid-{name}"))

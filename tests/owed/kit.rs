@@ -208,6 +208,11 @@ fn remove_tree(dir: &Path) {
 pub struct Boot(String);
 
 impl Boot {
+    /// What makes a program of ours take it for this boot.
+    pub fn variable(&self) -> (String, String) {
+        ("PODVISOR_BOOT_ID".into(), self.0.clone())
+    }
+
     /// podvisor, and what it launches, in this boot.
     pub fn podvisor(&self, args: &[&str]) -> Output {
         let mut command = Command::new(bin::PODVISOR);

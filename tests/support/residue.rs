@@ -308,6 +308,7 @@ fn files(all: &mut Vec<String>) {
             // the file that turns on a network are counted with.
             let kept = [
                 ".cni-latency",
+                ".cni-log",
                 ".counters",
                 ".daemon-versions",
                 ".plugin-versions",
@@ -316,7 +317,9 @@ fn files(all: &mut Vec<String>) {
             ];
             let ours = top && (kind.is_dir() || kept.contains(&file_name(path).as_str()))
                 || (kind.is_dir() && is_frame(path.strip_prefix(root).unwrap_or(path)));
-            if !ours && !kind.is_socket() {
+            // Attempts of the last hour: daemons send the same DEL again.
+            let attempts = path.starts_with("/run/podvisor/cni/ids") || path.ends_with("cni/swept");
+            if !ours && !attempts && !kind.is_socket() {
                 all.push(format!("state {}", path.display()));
             }
         });

@@ -1,0 +1,4 @@
+//! The CNI plugin, as a daemon runs it.
+fn main() -> std::process::ExitCode {
+    podvisor::plugin::main()
+}

@@ -1,0 +1,270 @@
+//! ADD: wait for the pod's network, take it, and answer.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::Value;
+
+use super::door::{Wait, Word};
+use super::job::{self, Task};
+use super::request::Request;
+use super::{note, passing, print, seen};
+use crate::clock;
+use crate::config::Config;
+use crate::error::{Error, Kind, Result};
+use crate::failpoint;
+use crate::network::{self, Claim, Holder, Taken, Taking, Through, converted, stage_at};
+use crate::pod::gc;
+use crate::process::Identity;
+use crate::sys;
+
+/// Before a job's door is looked for again, or a network that is changing hands.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// When the daemon's log is first told that one waits; doubled from line to line.
+const FIRST_LINE: Duration = Duration::from_secs(1);
+
+/// Jobs that one attempt may begin.
+const MAX_JOBS: u32 = 8;
+
+/// Jobs that may die under one attempt.
+const MAX_DEATHS: u32 = 3;
+
+/// Runs the verb and prints the result.
+pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
+    if let Some(why) = passing::why(config, request) {
+        if request.key().is_some() && config.parking.enabled {
+            note(&format!("passed through, not kept: {why}"));
+        }
+        let result = passing::through(config, request, Through::Add)?;
+        return print(&converted(result, &request.version)?);
+    }
+    seen::note(config, request, "")?;
+    failpoint::hit("cni-plugin.add.before")?;
+    let taken = get(config, request).map_err(|e| {
+        e.within(format!(
+            "add network {} to {}",
+            request.attached(),
+            request.pod_name()
+        ))
+    })?;
+    answer(config, request, &taken)
+}
+
+/// Waits until the network is this attempt's.
+fn get(config: &Config, request: &Request) -> Result<Taken> {
+    let key = request
+        .key()
+        .ok_or_else(|| Error::new(Kind::Invalid, "the daemon tells no pod"))?;
+    let wanted = wanted(request);
+    let mut patience = Patience::new(config, request);
+    let (mut deaths, mut begun) = (0, 0);
+    let caller = nix::unistd::getppid();
+    loop {
+        if nix::unistd::getppid() != caller {
+            // Whoever has it now could tell nobody.
+            return Err(Error::new(Kind::Gone, "who asked for it has died"));
+        }
+        let taking = network::take(
+            config,
+            &key,
+            &wanted,
+            |holder| is_abandoned(holder),
+            |record| seen::note(config, request, record.place()),
+            |pin| bind(config, request, pin),
+        )?;
+        let (mut wait, place) = match taking {
+            Taking::Taken(taken) => return Ok(*taken),
+            Taking::Working(record, _) => match Wait::at(config, record.place()) {
+                Some(wait) => (wait, record.place().to_owned()),
+                None => {
+                    patience.check("")?;
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+            },
+            Taking::Changing => {
+                patience.check("")?;
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            Taking::Nothing => {
+                begun += 1;
+                if begun > MAX_JOBS {
+                    return Err(Error::new(
+                        Kind::Busy,
+                        format!(
+                            "{MAX_JOBS} networks were made and none of them was there to be taken: attempts of this pod ask for different ones; try again"
+                        ),
+                    ));
+                }
+                let line = job::start(config, &request.pod_name(), &Task::Make(request))?;
+                (Wait::on(line), String::new())
+            }
+        };
+        let word = loop {
+            match wait.word(patience.next()) {
+                Ok(Some(word)) => break word,
+                Ok(None) => {
+                    // Whoever started it learns of its place by looking.
+                    let found = key
+                        .look(config)
+                        .map(|(record, _)| record.place().to_owned());
+                    patience.check(found.as_deref().unwrap_or(&place))?;
+                }
+                Err(_) if deaths < MAX_DEATHS => {
+                    deaths += 1;
+                    break Word::Look;
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        match word {
+            // A job that keeps it while somebody else is at it just now.
+            Word::Look if !place.is_empty() => std::thread::sleep(PAUSE),
+            Word::Look => {}
+            // Of a network that another attempt did not want.
+            Word::Done => std::thread::sleep(PAUSE),
+            Word::Failed(text) => return Err(Error::new(Kind::Other, text)),
+            Word::Late(text) => return Err(Error::new(Kind::Deadline, text)),
+        }
+    }
+}
+
+/// Prints the result; who cannot be told has not got the network.
+fn answer(config: &Config, request: &Request, taken: &Taken) -> Result<()> {
+    if let Some(keeper) = taken.keeper {
+        // It sees that by itself, a second later.
+        let _ = keeper.signal(libc::SIGUSR1);
+    }
+    failpoint::hit("cni-plugin.answer.before")?;
+    let result = seen_from(taken, request);
+    let told = converted(result, &request.version).and_then(|result| print(&result));
+    if let Err(error) = told {
+        let keep = config.parking_interval();
+        if network::release(config, &taken.record, keep, true)? {
+            // What the daemon's path shows is not that attempt's any more.
+            sys::mount::unbind(&request.netns).unwrap_or_else(|e| note(&e.to_string()));
+            job::start(
+                config,
+                &request.pod_name(),
+                &Task::Keep(taken.record.clone()),
+            )?;
+        }
+        return Err(error);
+    }
+    failpoint::hit("cni-plugin.answer.after")?;
+    network::deliver(config, &taken.record).unwrap_or_else(|error| note(&error.to_string()));
+    Ok(())
+}
+
+/// The result in the daemon's words: it knows its netns by the path that it gave.
+fn seen_from(taken: &Taken, request: &Request) -> Value {
+    let mut result = taken.result.clone();
+    let own = taken.netns.to_string_lossy();
+    let interfaces = result.get_mut("interfaces").and_then(Value::as_array_mut);
+    for interface in interfaces.into_iter().flatten() {
+        if interface["sandbox"] == *own {
+            interface["sandbox"] = request.netns.to_string_lossy().into();
+        }
+    }
+    result
+}
+
+/// What is written of the attempt when it has the network.
+fn wanted(request: &Request) -> Holder {
+    let parent = nix::unistd::getppid().as_raw();
+    Holder {
+        claim: Some(Claim {
+            netns: request.netns.clone(),
+            plugin: Identity::own().ok(),
+            caller: Identity::of(parent).ok(),
+            at: clock::unix_nanos(SystemTime::now()),
+            delivered: false,
+            ending: false,
+        }),
+        ..request.holder()
+    }
+}
+
+/// Its daemon has died, and no process is in its netns: the sandbox that it was for did not come to be.
+fn is_abandoned(holder: &Holder) -> bool {
+    let caller = holder.claim.as_ref().and_then(|claim| claim.caller);
+    caller.is_none_or(|caller| !caller.is_alive()) && gc::user_of(&holder.netns).is_none()
+}
+
+fn bind(config: &Config, request: &Request, pin: &std::path::Path) -> Result<()> {
+    if passing::is_ours(config, &request.netns) {
+        return Err(Error::new(
+            Kind::State,
+            format!(
+                "bind {} over {}: another network of this pod was put there meanwhile; wrap one of a pod's networks only",
+                pin.display(),
+                request.netns.display()
+            ),
+        ));
+    }
+    sys::mount::replace_bind(pin, &request.netns).map_err(|e| {
+        Error::io(
+            format!("bind {} over {}", pin.display(), request.netns.display()),
+            e,
+        )
+    })
+}
+
+/// How long one waits, and what is said meanwhile.
+struct Patience<'a> {
+    config: &'a Config,
+    request: &'a Request,
+    begun: Instant,
+    line: Duration,
+}
+
+impl<'a> Patience<'a> {
+    fn new(config: &'a Config, request: &'a Request) -> Self {
+        Self {
+            config,
+            request,
+            begun: Instant::now(),
+            line: FIRST_LINE,
+        }
+    }
+
+    /// Until there is something to say.
+    fn next(&self) -> Duration {
+        let next = self.line.min(self.request.answer_after);
+        next.saturating_sub(self.begun.elapsed())
+    }
+
+    /// Says what is due; Deadline when one has waited long enough.
+    fn check(&mut self, place: &str) -> Result<()> {
+        let waited = self.begun.elapsed();
+        let over = waited >= self.request.answer_after;
+        if !over && waited < self.line {
+            return Ok(());
+        }
+        let age = |nanos| clock::from_unix_nanos(nanos).elapsed().unwrap_or_default();
+        let stage = stage_at(self.config, place).unwrap_or_default();
+        let name = if stage.name.is_empty() {
+            "begin"
+        } else {
+            &stage.name
+        };
+        let since = if stage.since == 0 {
+            waited
+        } else {
+            age(stage.since)
+        };
+        let at = format!(
+            "still at stage {name} after {:.1} s in job {}, waited for {:.1} s; the work goes on, ask again to take it",
+            since.as_secs_f64(),
+            stage.pid,
+            waited.as_secs_f64()
+        );
+        if over {
+            return Err(Error::new(Kind::Deadline, at));
+        }
+        note(&format!("{}: {at}", self.request.pod_name()));
+        self.line = self.line.saturating_mul(2);
+        Ok(())
+    }
+}

@@ -1,0 +1,111 @@
+//! When nothing can be kept, and the call goes straight through to the real plugins.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::sys::statfs::fstatfs;
+use serde_json::Value;
+
+use super::request::Request;
+use crate::config::Config;
+use crate::error::Result;
+use crate::network::{self, Through};
+use crate::process::Reaper;
+use crate::sys;
+
+/// Why the ADD of this attempt is passed through; None: its network can be kept.
+pub(super) fn why(config: &Config, request: &Request) -> Option<&'static str> {
+    let netns = request.netns.as_path();
+    if !config.parking.enabled {
+        return Some("parking is off");
+    }
+    if request.key().is_none() {
+        return Some("the daemon tells no name and uid of the pod");
+    }
+    if request.previous.is_some() {
+        return Some("plugins before this one have been at the daemon's netns");
+    }
+    if netns.starts_with(config.runtime_root.join("netns")) {
+        return Some("it is a pod of podvisor's, which keeps its network itself");
+    }
+    if !is_bind_mount(netns) {
+        return Some("the netns that was given is no bind mount");
+    }
+    if is_ours(config, netns) {
+        return Some("another network of this pod is kept, and its netns is there already");
+    }
+    if !same(Path::new("/proc/self/ns/mnt"), Path::new("/proc/1/ns/mnt")) {
+        return Some("the daemon has a mount namespace of its own");
+    }
+    if !is_hosts(netns) {
+        return Some("the netns that was given belongs to a user namespace of the pod's");
+    }
+    None
+}
+
+/// Asks the real plugins for what we were asked for, on what we were given.
+pub(super) fn through(config: &Config, request: &Request, verb: Through) -> Result<Value> {
+    super::block_on(async {
+        let reaper = Reaper::start()?;
+        let attachment = request.attachment(&request.id, &request.netns);
+        let previous = request.previous.as_ref();
+        network::pass(config, &reaper, &request.conf, &attachment, verb, previous).await
+    })
+}
+
+/// The netns at this path is one of those that are pinned here.
+pub(super) fn is_ours(config: &Config, path: &Path) -> bool {
+    let Ok(given) = fs::metadata(path) else {
+        return false;
+    };
+    let pins = fs::read_dir(config.runtime_root.join("netns"));
+    let pins = pins.into_iter().flatten().flatten();
+    let of = |pin: fs::DirEntry| fs::metadata(pin.path()).map(|m| (m.dev(), m.ino())).ok();
+    pins.filter_map(of)
+        .any(|pin| pin == (given.dev(), given.ino()))
+}
+
+/// A namespace that is mounted at this path, and not a link into /proc.
+fn is_bind_mount(path: &Path) -> bool {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(path);
+    file.is_ok_and(|file| fstatfs(&file).is_ok_and(|s| s.filesystem_type().0 == libc::NSFS_MAGIC))
+}
+
+/// It belongs to the user namespace that we are in. A kernel that cannot tell (before 4.9) has no other ones here.
+fn is_hosts(netns: &Path) -> bool {
+    let own = fs::metadata("/proc/self/ns/user").map(|m| (m.dev(), m.ino()));
+    match (sys::netns::owner(netns), own) {
+        (Ok(owner), Ok(own)) => owner == own,
+        (Err(e), _) => e.raw_os_error() == Some(libc::ENOTTY),
+        _ => true,
+    }
+}
+
+/// In doubt they are the same.
+fn same(one: &Path, other: &Path) -> bool {
+    let of = |path| fs::metadata(path).map(|m| (m.dev(), m.ino()));
+    match (of(one), of(other)) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_into_proc_and_a_plain_file_are_no_bind_mounts() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        for path in [Path::new("/proc/self/ns/net"), &file, Path::new("")] {
+            assert!(!is_bind_mount(path), "{}", path.display());
+        }
+        assert!(is_hosts(Path::new("/proc/self/ns/net")));
+    }
+}

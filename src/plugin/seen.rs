@@ -1,0 +1,76 @@
+//! Attempts whose networks are kept: `<runtime_root>/cni/ids/<hash>` is written before anything is done for one, and holds
+//! the place of the network that it was given, when it was.
+//!
+//! So a DEL tells three things apart: the attempt that has the network, one that never got it or has lost it, and one that
+//! never went this way, whose DEL is the real plugins' business. Kept for an hour after the end, because daemons send the
+//! same DEL again and again; lost with the boot, and then everything is the real plugins' business.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use super::request::Request;
+use crate::config::Config;
+use crate::error::{Context, Result};
+use crate::network::{DAEMONS, NetworkRecord};
+use crate::sys::dir::make_private;
+
+/// How long an attempt is remembered whose network is gone.
+const KEPT: Duration = Duration::from_secs(3600);
+
+/// Between two looks at all of them.
+const SWEEP: Duration = Duration::from_secs(600);
+
+/// Remembers an attempt. `place`: the network that it has; empty: none yet.
+pub(super) fn note(config: &Config, request: &Request, place: &str) -> Result<()> {
+    let path = path(config, request);
+    let what = || format!("write {}", path.display());
+    if let Some(dir) = path.parent() {
+        make_private(&config.runtime_root)?;
+        make_private(&root(config))?;
+        make_private(dir)?;
+    }
+    let temp = path.with_extension("new");
+    fs::write(&temp, place)
+        .and_then(|()| fs::rename(&temp, &path))
+        .context(what)
+}
+
+/// The place of the network that it was given, empty where it was given none; None: it never went this way.
+pub(super) fn read(config: &Config, request: &Request) -> Option<String> {
+    fs::read_to_string(path(config, request)).ok()
+}
+
+/// Forgets those that are over for long. Looks once in ten minutes, however often it is called.
+pub fn sweep(config: &Config) {
+    let dir = root(config).join("ids");
+    let age = |path: &Path| fs::metadata(path).ok()?.modified().ok()?.elapsed().ok();
+    // Files that come and go change the directory's own time; a file's stays.
+    let mark = root(config).join("swept");
+    if age(&mark).is_some_and(|age| age < SWEEP) || !dir.is_dir() {
+        return;
+    }
+    let _ = fs::write(&mark, "");
+    for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let place = fs::read_to_string(&path).unwrap_or_default();
+        let record = NetworkRecord::in_place(config, &place, DAEMONS, "");
+        let over = place.is_empty() || !record.dir().exists();
+        if over && age(&path).is_some_and(|age| age > KEPT) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// Where jobs and attempts are.
+pub(super) fn root(config: &Config) -> PathBuf {
+    config.runtime_root.join(DAEMONS)
+}
+
+fn path(config: &Config, request: &Request) -> PathBuf {
+    let digest = Sha256::digest(format!("{}\0{}", request.id, request.attached()));
+    let name: String = digest[..16].iter().map(|b| format!("{b:02x}")).collect();
+    root(config).join("ids").join(name)
+}

@@ -1,0 +1,224 @@
+//! Making a pod's network, and keeping it until an attempt of the pod takes it.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::door::Word;
+use super::job::Job;
+use super::request::Request;
+use super::undo;
+use crate::error::{Error, Kind, Result};
+use crate::failpoint;
+use crate::network::{self, Attachment, DAEMONS, Holder, NetworkRecord, Owned, netns, userns};
+use crate::pod::gc;
+
+/// How long what is left of a dead job's plugins may take to end after SIGKILL.
+const ORPHAN_LIMIT: Duration = Duration::from_secs(5);
+
+/// How soon a job sees that its network was taken, when nobody tells it.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How a network that was offered ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    /// Somebody has it.
+    Taken,
+    /// Nobody came.
+    Unclaimed,
+}
+
+/// Makes the network of the pod, or takes over what another job has left of it; then keeps it.
+pub(super) async fn make(job: &mut Job<'_>, request: &Request) -> Result<()> {
+    let config = job.config;
+    let key = request.key().ok_or_else(|| {
+        Error::new(
+            Kind::Invalid,
+            "find the pod's key: the daemon tells no name and uid",
+        )
+    })?;
+    let attached = request.attached();
+    let fresh = NetworkRecord::free_for(config, DAEMONS, &request.id, &attached);
+    let fresh = fresh.as_of(&request.id, Some(job.own));
+    let holder = Holder {
+        supervisor: Some(job.own),
+        keeper: true,
+        netns: netns::of_record(config, &fresh),
+        made_for: container_id(job, request, &fresh),
+        ..request.holder()
+    };
+    failpoint::reach("cni-job.own.before").await?;
+    let owned = network::own(config, &key, &fresh, &holder, |_| Ok(())).await?;
+    let (record, before) = match owned {
+        Owned::Fresh(record) => (record, None),
+        Owned::Taken(record, before) => (record, Some(before)),
+        Owned::Elsewhere(_) => {
+            job.door.tell(&Word::Look);
+            return Ok(());
+        }
+    };
+    job.door.open(config, record.place())?;
+    failpoint::reach("cni-job.own.after").await?;
+    let whole = before
+        .as_ref()
+        .is_some_and(|before| record.is_whole(before, &holder, userns::Wanted::Hosts));
+    if !whole {
+        if let Some(before) = before {
+            job.door.stage("take-over");
+            let dead = before.supervisor.filter(|_| !before.is_alive());
+            if let Err(error) = clear(job, &record, dead.map(|s| s.pid)).await {
+                return failed(job, &record, &error).await;
+            }
+            record.hold(&Holder {
+                netns: netns::of_record(config, &record),
+                made_for: container_id(job, request, &record),
+                ..holder
+            })?;
+        }
+        if let Err(error) = add(job, request, &record).await {
+            return failed(job, &record, &error).await;
+        }
+    }
+    failpoint::reach("cni-job.park.before").await?;
+    if !record.park(config, true, keep_time(job)).await? {
+        job.door.tell(&Word::Look);
+        return Ok(());
+    }
+    keep(job, &record).await
+}
+
+/// Keeps a network that is parked, and that nobody keeps.
+pub(super) async fn keep_again(job: &mut Job<'_>, record: &NetworkRecord) -> Result<()> {
+    if !record.adopt(job.config, job.own).await? {
+        return Ok(());
+    }
+    let id = record.holder().unwrap_or_default().sandbox_id;
+    let record = record.as_of(&id, Some(job.own));
+    job.door.open(job.config, record.place())?;
+    keep(job, &record).await
+}
+
+/// How long a network waits for its pod: as any parked thing, one to two intervals.
+pub(super) fn keep_time(job: &Job<'_>) -> Duration {
+    job.config.parking_interval().mul_f64(1.5)
+}
+
+/// CNI_CONTAINERID: the attempt's own, unless a network that was made for it is there still, and plugins know an
+/// attachment by it.
+fn container_id(job: &Job<'_>, request: &Request, record: &NetworkRecord) -> String {
+    let attached = request.attached();
+    let mut others = network::of_daemons(job.config).into_iter();
+    let met = others.any(|(other, holder)| {
+        other.dir() != record.dir() && holder.made_for == request.id && holder.network == attached
+    });
+    if met {
+        record.place().to_owned()
+    } else {
+        request.id.clone()
+    }
+}
+
+/// What a dead job left, or one that was asked for something else.
+async fn clear(job: &mut Job<'_>, record: &NetworkRecord, dead: Option<i32>) -> Result<()> {
+    let (config, limit) = (job.config, job.config.del_timeout());
+    let pin = netns::of_record(config, record);
+    let reaper = job.reaper.clone();
+    job.door
+        .during(async {
+            network::kill_orphans_of(config, record, dead, ORPHAN_LIMIT).await?;
+            network::del(config, &reaper, record, limit).await?;
+            netns::unpin(&pin)
+        })
+        .await
+}
+
+async fn add(job: &mut Job<'_>, request: &Request, record: &NetworkRecord) -> Result<()> {
+    let config = job.config;
+    let holder = record.holder().unwrap_or_default();
+    let attachment: Attachment = request.attachment(&holder.made_for, &holder.netns);
+    job.door.stage("netns");
+    netns::make(&attachment.netns)?;
+    job.door.stage("cni-add");
+    let reaper = job.reaper.clone();
+    let conf = &request.conf;
+    let adding = Box::pin(network::add(config, &reaper, record, conf, &attachment));
+    let stopped = async {
+        let stop = &mut job.stop;
+        tokio::select! {
+            added = adding => added.map(drop),
+            _ = stop.recv() => Err(Error::new(
+                Kind::Cancelled,
+                "the job was told to stop (SIGTERM); ask again to begin anew",
+            )),
+        }
+    };
+    job.door.during(stopped).await
+}
+
+/// Tells why there is no network, and undoes what there is of it.
+async fn failed(job: &mut Job<'_>, record: &NetworkRecord, error: &Error) -> Result<()> {
+    tracing::warn!(%error, "network not made");
+    job.door.tell(&Word::of(error));
+    failpoint::reach("cni-job.failed").await?;
+    undo::own(job, record).await
+}
+
+/// Offers it until somebody takes it or its time is over.
+async fn keep(job: &mut Job<'_>, record: &NetworkRecord) -> Result<()> {
+    job.door.stage("parked");
+    failpoint::reach("cni-job.park.after").await?;
+    job.door.tell(&Word::Look);
+    match wait(job, record).await {
+        Kept::Taken => {
+            close(job, record);
+            Ok(())
+        }
+        Kept::Unclaimed => {
+            tracing::warn!("nobody came for the network: undone");
+            undo::own(job, record).await
+        }
+    }
+}
+
+async fn wait(job: &mut Job<'_>, record: &NetworkRecord) -> Kept {
+    let time = keep_time(job);
+    let mut until = Instant::now() + time;
+    loop {
+        let holder = record.holder().unwrap_or_default();
+        if holder.supervisor != Some(job.own) || holder.parked.is_none() {
+            return Kept::Taken;
+        }
+        let now = Instant::now();
+        if now >= until {
+            return Kept::Unclaimed;
+        }
+        tokio::select! {
+            () = sleep_until(until.min(now + LOOK)) => {}
+            _ = job.look.recv() => {}
+            _ = job.stop.recv() => until = Instant::now(),
+            () = job.door.let_in() => {
+                job.door.tell(&Word::Look);
+                until = Instant::now() + time;
+            }
+        }
+    }
+}
+
+/// The door of a network that is somebody's, or gone; another job may have its own there already.
+pub(super) fn close(job: &mut Job<'_>, record: &NetworkRecord) {
+    let holder = record.holder();
+    let taken_over = holder
+        .and_then(|h| h.supervisor.filter(|by| by.is_alive()))
+        .is_some_and(|by| by != job.own);
+    if !taken_over {
+        job.door.close();
+    }
+}
+
+/// A try of the DEL, by the one who has the network.
+pub(super) async fn settle(job: &mut Job<'_>, record: &NetworkRecord) -> Result<()> {
+    let (config, reaper) = (job.config, job.reaper.clone());
+    job.door
+        .during(Box::pin(gc::settle_own(config, &reaper, record)))
+        .await
+}

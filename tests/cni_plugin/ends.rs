@@ -1,0 +1,287 @@
+//! Ends: ADDs and DELs that fail or hang, callers that die, reboots.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::kit::{self, Attempt, BOUND, bridge, calls, settings, snapshot, until};
+use crate::owed_kit;
+use crate::support::fake::Act;
+use crate::support::{bin, eventually, podvisor, sandboxed};
+
+const SOON: Duration = Duration::from_millis(700);
+
+#[test]
+fn a_failure_is_told_at_once_and_undone() {
+    sandboxed("ends::a_failure_is_told_at_once_and_undone", || {
+        settings(30.0);
+        let (plugin, list) = bridge();
+        plugin.on(
+            "ADD",
+            &[
+                Act::Stderr("no room left in this net".into()),
+                Act::AfterReal,
+                Act::Exit(3),
+            ],
+        );
+        let before = snapshot();
+        let first = Attempt::of("web", "a1", &list);
+        let text = first.add().failed();
+        for part in [
+            "pod apps/web",
+            "\"bridge\" (ADD)",
+            "exited with 3",
+            "no room left",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        first.end();
+        calls(&plugin, 1, 1);
+        plugin.on("ADD", &[]);
+        let second = Attempt::of("web", "a2", &list);
+        second.add().ok();
+        second.end();
+        calls(&plugin, 2, 2);
+        before.assert_unchanged();
+    });
+}
+
+#[test]
+fn a_del_that_fails_is_told_and_goes_on_until_it_works() {
+    sandboxed(
+        "ends::a_del_that_fails_is_told_and_goes_on_until_it_works",
+        || {
+            settings(30.0);
+            let (plugin, list) = bridge();
+            let before = snapshot();
+            let pod = Attempt::of("web", "a1", &list);
+            pod.add().ok();
+            plugin.on("DEL", &[Act::Stderr("not today".into()), Act::Exit(1)]);
+            let text = pod.del().failed();
+            assert!(
+                text.contains("clean-up pending") && text.contains("not today"),
+                "{text}"
+            );
+            until("web", "network ending");
+            // The daemon asks again, and is told again.
+            assert!(pod.del().failed().contains("not today"));
+            plugin.on("DEL", &[]);
+            eventually(BOUND, "the DEL", || {
+                (pod.del().code == Some(0)).then_some(())
+            });
+            pod.forget();
+            until("web", "");
+            before.assert_unchanged();
+        },
+    );
+}
+
+#[test]
+fn killing_a_del_does_not_stop_it_and_the_next_one_joins() {
+    sandboxed(
+        "ends::killing_a_del_does_not_stop_it_and_the_next_one_joins",
+        || {
+            settings(30.0);
+            let (plugin, list) = bridge();
+            let before = snapshot();
+            let pod = Attempt::of("web", "a1", &list);
+            pod.add().ok();
+            plugin.on("DEL", &[Act::Sleep(3.0)]);
+            pod.give_up_at("DEL", SOON);
+            pod.del().ok();
+            calls(&plugin, 1, 1);
+            pod.end();
+            calls(&plugin, 1, 1);
+            before.assert_unchanged();
+        },
+    );
+}
+
+#[test]
+fn a_job_whose_adds_hang_is_ended_by_hand() {
+    sandboxed("ends::a_job_whose_adds_hang_is_ended_by_hand", || {
+        settings(30.0);
+        let (plugin, list) = bridge();
+        plugin.on("ADD", &[Act::Sleep(1000.0)]);
+        let before = snapshot();
+        let first = Attempt::of("web", "a1", &list);
+        first.give_up(SOON);
+        first.end();
+        until("web", "network starting");
+        let shown = podvisor(&["inspect", "web"]).ok().stdout;
+        assert!(shown.contains("stage cni-add"), "{shown}");
+        podvisor(&["rm", "-f", "web"]).ok();
+        calls(&plugin, 1, 1);
+        before.assert_unchanged();
+    });
+}
+
+/// FL-012: the plugin's caller is gone when the result is there.
+#[test]
+fn a_result_that_nobody_can_be_told_is_for_the_next_attempt() {
+    sandboxed(
+        "ends::a_result_that_nobody_can_be_told_is_for_the_next_attempt",
+        || {
+            settings(30.0);
+            let (plugin, list) = bridge();
+            plugin.on("ADD", &[Act::Sleep(1.0)]);
+            let before = snapshot();
+            let first = Attempt::of("web", "a1", &list);
+            let mut child = first
+                .command("ADD")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            use std::io::Write;
+            let mut stdin = child.stdin.take().unwrap();
+            stdin.write_all(first.conf.to_string().as_bytes()).unwrap();
+            drop((stdin, child.stdout.take()));
+            assert!(!child.wait().unwrap().success());
+            first.end();
+            until("web", "network parked");
+            let second = Attempt::of("web", "a2", &list);
+            let said = second.add().ok();
+            second.has(&said.ip());
+            second.end();
+            calls(&plugin, 1, 1);
+            before.assert_unchanged();
+        },
+    );
+}
+
+/// ADD by a caller that ends with it, as a daemon that is killed does.
+fn add_by_the_dead(pod: &Attempt) {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{} >/dev/null; exit 0", kit::PLUGIN)]);
+    let plain = pod.command("ADD");
+    command.env_clear();
+    for (name, value) in plain.get_envs() {
+        command.env(name, value.unwrap_or_default());
+    }
+    bin::run_with(&mut command, Some(pod.conf.to_string().as_bytes()), BOUND).ok();
+}
+
+/// The daemon was killed between the ADD and the sandbox: its next life knows nothing of it and makes another attempt.
+#[test]
+fn a_network_whose_daemon_died_with_the_attempt_is_the_next_ones() {
+    sandboxed(
+        "ends::a_network_whose_daemon_died_with_the_attempt_is_the_next_ones",
+        || {
+            settings(30.0);
+            let (plugin, list) = bridge();
+            let before = snapshot();
+            let first = Attempt::of("web", "a1", &list);
+            add_by_the_dead(&first);
+            let second = Attempt::of("web", "a2", &list);
+            let said = second.add().ok();
+            second.has(&said.ip());
+            calls(&plugin, 1, 0);
+            // Late, and of one that has it no more.
+            first.end();
+            calls(&plugin, 1, 0);
+            second.has(&said.ip());
+            second.end();
+            calls(&plugin, 1, 1);
+            before.assert_unchanged();
+        },
+    );
+}
+
+#[test]
+fn a_network_with_a_process_in_it_stays_whose_it_is() {
+    sandboxed(
+        "ends::a_network_with_a_process_in_it_stays_whose_it_is",
+        || {
+            settings(30.0);
+            let (plugin, list) = bridge();
+            let before = snapshot();
+            let first = Attempt::of("web", "a1", &list);
+            add_by_the_dead(&first);
+            let mut process = Command::new("nsenter")
+                .arg(format!("--net={}", first.netns.display()))
+                .args(["sleep", "1000"])
+                .spawn()
+                .unwrap();
+            let inside = format!("/proc/{}/ns/net", process.id());
+            eventually(BOUND, "the process is inside", || {
+                use std::os::unix::fs::MetadataExt;
+                let of = |path: &str| std::fs::metadata(path).map(|m| m.ino()).ok();
+                (of(&inside) == of(first.netns.to_str().unwrap())).then_some(())
+            });
+            let second = Attempt::of("web", "a2", &list);
+            let said = second.add().ok();
+            calls(&plugin, 2, 0);
+            first.has("10.97.1.");
+            second.has(&said.ip());
+            process.kill().unwrap();
+            process.wait().unwrap();
+            first.end();
+            second.end();
+            calls(&plugin, 2, 2);
+            before.assert_unchanged();
+        },
+    );
+}
+
+#[test]
+fn a_reboot_leaves_a_del_that_gc_sends() {
+    sandboxed("ends::a_reboot_leaves_a_del_that_gc_sends", || {
+        settings(30.0);
+        let (plugin, list) = bridge();
+        let before = snapshot();
+        let pod = Attempt::of("web", "a1", &list);
+        pod.add().ok();
+        plugin.on("ADD", &[Act::Sleep(1.0)]);
+        let waits = Attempt::of("other", "b1", &list);
+        waits.give_up(SOON);
+        waits.end();
+        until("other", "network parked");
+        nix::mount::umount2(&pod.netns, nix::mount::MntFlags::MNT_DETACH).unwrap();
+        let boot = owed_kit::reboot(1);
+        let shown = boot.podvisor(&["ps", "-a"]).ok().stdout;
+        assert_eq!(shown.matches("network pending").count(), 2, "{shown}");
+        boot.podvisor(&["gc", "--boot"]).ok();
+        calls(&plugin, 2, 2);
+        for del in plugin.calls_of("DEL") {
+            assert_eq!(del.var("CNI_NETNS"), "");
+        }
+        std::fs::create_dir_all("/run/netns").unwrap();
+        std::fs::create_dir_all("/run/podvisor").unwrap();
+        std::fs::create_dir_all("/run/podvisor/netns").unwrap();
+        before.assert_unchanged();
+    });
+}
+
+#[test]
+fn after_a_reboot_the_daemons_del_finds_the_network() {
+    sandboxed(
+        "ends::after_a_reboot_the_daemons_del_finds_the_network",
+        || {
+            settings(30.0);
+            let (plugin, list) = bridge();
+            plugin.on("ADD", &[Act::Sleep(1.0)]);
+            let before = snapshot();
+            let first = Attempt::of("web", "a1", &list);
+            first.give_up(SOON);
+            first.end();
+            until("web", "network parked");
+            let mut second = Attempt::of("web", "a2", &list);
+            second.add().ok();
+            nix::mount::umount2(&second.netns, nix::mount::MntFlags::MNT_DETACH).unwrap();
+            let boot = owed_kit::reboot(1);
+            second.netns = "".into();
+            second.env.push(boot.variable());
+            second.del().ok();
+            calls(&plugin, 1, 1);
+            let del = &plugin.calls_of("DEL")[0];
+            assert_eq!(
+                (del.var("CNI_CONTAINERID"), del.var("CNI_NETNS")),
+                ("a1", "")
+            );
+            std::fs::create_dir_all("/run/netns").unwrap();
+            std::fs::create_dir_all("/run/podvisor/netns").unwrap();
+            before.assert_unchanged();
+        },
+    );
+}
