@@ -4,9 +4,6 @@
 //! `PODVISOR_FUZZ_SEED` repeats a run, `PODVISOR_FUZZ_SECONDS` is how long a slow one takes (600).
 #![allow(clippy::print_stdout, reason = "a failure tells its seed")]
 
-#[path = "../network/fuzz/mutate.rs"]
-mod mutate;
-
 use std::env;
 use std::fs;
 use std::path::Path;
@@ -15,9 +12,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use protobuf::Message;
 use protobuf::well_known_types::any::Any;
 
-use self::mutate::{Rng, mutate};
 use super::{bootstrap, flags};
 use crate::error::{Error, Kind};
+use crate::network::fuzz::mutate::{Rng, mutate};
 use crate::spec::options::{self, Options};
 
 const FEW: u32 = 20_000;

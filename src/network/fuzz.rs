@@ -5,7 +5,7 @@
 #![allow(clippy::print_stdout, reason = "a failure tells its seed")]
 
 #[path = "fuzz/mutate.rs"]
-mod mutate;
+pub(crate) mod mutate;
 
 use std::fs;
 use std::path::Path;

@@ -17,7 +17,7 @@ mod disk;
 mod facts;
 mod find;
 #[cfg(test)]
-mod fuzz;
+pub(crate) mod fuzz;
 mod gc;
 mod handover;
 mod kept;
