@@ -272,7 +272,12 @@ pub fn settled(cell: &Cell<'_>, going: &[&str]) -> String {
         if now != last.0 {
             last = (now, Instant::now());
         }
-        let moving = going.contains(&last.0.as_str());
+        // A stop goes on without the command that asked for it, and the pod is listed as it was until that is done.
+        let at_work = cell.record().is_some_and(|record| {
+            let stage = record.stages.last();
+            record.is_supervised() && stage.is_some_and(|stage| stage.took_us.is_none())
+        });
+        let moving = at_work || going.contains(&last.0.as_str());
         if !moving && last.1.elapsed() > Duration::from_millis(600) {
             let journal = |dir: &std::path::PathBuf| dir.join("journal.json").exists();
             return match last.0.as_str() {
