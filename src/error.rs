@@ -41,6 +41,18 @@ pub enum Kind {
     Other,
 }
 
+impl Kind {
+    /// How a Go daemon ends the text of an error of this kind, which is how people and programs find it there.
+    #[must_use]
+    pub fn daemons_words(self) -> Option<&'static str> {
+        match self {
+            Self::NotFound => Some(": not found"),
+            Self::Exists => Some(": already exists"),
+            _ => None,
+        }
+    }
+}
+
 /// A failure: its kind, what was being done (outermost first), and the cause.
 #[derive(Debug)]
 pub struct Error {

@@ -65,6 +65,17 @@ fn unsafe_only_where_it_is_argued() {
     );
 }
 
+/// Whoever else waits steals an exit code. The names are put together here, so that this file is none that has them.
+#[test]
+fn only_the_reaper_waits() {
+    let calls = ["pid(", "id(", "4("].map(|end| format!("wait{end}"));
+    let waits = |(_, source): &(String, String)| calls.iter().any(|call| source.contains(call));
+    let found = rust_files("src").into_iter().filter(waits);
+    // `sys` has the calls, for the reaper and for the guard, which is a process of its own.
+    let wrong = found.filter(|(path, _)| !path.starts_with("src/sys/"));
+    none(wrong.map(|(path, _)| format!("{path}: waits for children")));
+}
+
 #[test]
 fn files_are_short_and_say_what_they_own() {
     let mut all = sources();

@@ -39,7 +39,11 @@ pub fn from_ttrpc(what: &str, error: Ttrpc) -> Error {
     match error {
         Ttrpc::RpcStatus(status) => {
             let kind = kind_of(status.code());
-            Error::new(kind, format!("{what}: {}", status.message))
+            // The words are for daemons; here the kind says it.
+            let words = kind.daemons_words().unwrap_or_default();
+            let text = &status.message;
+            let text = text.strip_suffix(words).unwrap_or(text);
+            Error::new(kind, format!("{what}: {text}"))
         }
         Ttrpc::Others(text) if text.starts_with("Request deadline elapsed") => Error::new(
             Kind::Deadline,

@@ -82,8 +82,15 @@ async fn catching<T>(
     .await
 }
 
+/// With the words a daemon of 1.x puts there by itself, and one of 2.x takes from what the shim says.
 fn to_status(error: &Error) -> ttrpc::Error {
-    status(code(error.kind()), error.to_string())
+    let mut text = error.to_string();
+    if let Some(words) = error.kind().daemons_words()
+        && !text.ends_with(words)
+    {
+        text.push_str(words);
+    }
+    status(code(error.kind()), text)
 }
 
 /// containerd's client understands these codes; everything else is Unknown to it.
@@ -143,6 +150,17 @@ mod tests {
             code_of(waiting("t", gone).await.unwrap_err()),
             Code::NOT_FOUND
         );
+    }
+
+    #[test]
+    fn a_text_ends_with_the_words_of_its_class_once() {
+        for text in ["find x", "find x: not found"] {
+            let error = to_status(&Error::new(Kind::NotFound, text));
+            let ttrpc::Error::RpcStatus(status) = error else {
+                panic!("{error:?}");
+            };
+            assert_eq!(status.message, "find x: not found");
+        }
     }
 
     #[tokio::test]

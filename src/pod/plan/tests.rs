@@ -45,6 +45,11 @@ fn a_request_with_neither_options_nor_spec_gets_a_network_of_ours() {
 }
 
 #[test]
+fn the_infra_process_is_the_last_that_memory_pressure_takes() {
+    assert_eq!(plan(request()).unwrap().infra.oom_score_adj, -998);
+}
+
+#[test]
 fn a_netns_of_the_callers_is_the_callers() {
     let request = Request {
         netns_path: "/run/netns/cni-1".into(),
