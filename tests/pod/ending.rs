@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use podvisor::client;
-use podvisor::proto::task_v3::shim as task;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use ttrpc::asynchronous::transport::Socket;
