@@ -1,5 +1,10 @@
 //! Containers for real: `Containers` over runc and crun, each test on a machine of its own.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "tests say what many rounds took"
+)]
 
 #[path = "container/execs.rs"]
 mod execs;

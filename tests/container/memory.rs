@@ -29,7 +29,7 @@ fn limited(bytes: u64) -> impl FnOnce(&mut serde_json::Value) {
 fn group(controller: &str, path: &str) -> PathBuf {
     let roots = support::sandbox::cgroup_roots();
     let tree = |root: &&PathBuf| root.file_name().is_some_and(|name| name == controller);
-    let root = roots.iter().find(tree).or(roots.first()).unwrap();
+    let root = roots.iter().find(tree).or_else(|| roots.first()).unwrap();
     root.join(path)
 }
 

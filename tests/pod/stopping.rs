@@ -18,7 +18,7 @@ fn freezer(path: &str) -> PathBuf {
     let roots = sandbox::cgroup_roots();
     let is_freezer =
         |root: &&PathBuf| root.join("cgroup.freeze").exists() || root.ends_with("freezer");
-    let root = roots.iter().find(is_freezer).or(roots.first());
+    let root = roots.iter().find(is_freezer).or_else(|| roots.first());
     root.unwrap().join(path)
 }
 
