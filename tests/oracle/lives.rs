@@ -103,7 +103,10 @@ pub fn unknown_ids(side: &Side, t: &mut Transcript) {
     t.ends("resize of no exec", side.resize("c", "no", 1, 1), words);
     t.ends("close-io of no exec", side.close_stdin("c", "no"), words);
     t.ends("delete of a created one", side.delete("c", ""), &[]);
-    for event in side.events(3) {
+    // In no order: the Go shim of 2.1 has none here. That of ours is held by what deletes an unstarted one elsewhere.
+    let mut events = side.events(3);
+    events.sort();
+    for event in events {
         t.say("event", event);
     }
 }

@@ -359,7 +359,13 @@ pub fn statistics(side: &Side, t: &mut Transcript) {
     eventually(Duration::from_secs(30), "it has worked", || {
         worked.exists().then_some(())
     });
-    let answer = side.stats("c").unwrap();
+    let settled = || {
+        let answer = side.stats("c").unwrap();
+        let metrics = Metrics::parse_from_bytes(&answer.stats.value).unwrap();
+        // The shell and the last of its commands.
+        (metrics.pids.current == 2).then_some(answer)
+    };
+    let answer = eventually(Duration::from_secs(30), "two processes", settled);
     t.say("type", &answer.stats.type_url);
     let mut all = BTreeMap::new();
     fields("", &Answer::of(answer.stats.value.clone()), &mut all);
