@@ -13,8 +13,8 @@ use podvisor::proto::task_v3::shim as task;
 use protobuf::well_known_types::any::Any;
 use ttrpc::Code;
 
-use crate::kit::{Shim, block_on, delete, kill, limit, run, start, wait};
-use crate::support::{Snapshot, require, sandboxed};
+use crate::kit::{BOUND, Shim, block_on, delete, kill, limit, run, start, wait};
+use crate::support::{Snapshot, eventually, require, sandboxed};
 
 /// The only directory that supervisors of these tests look for programs in.
 const PATH: &str = "/run/path";
@@ -105,6 +105,11 @@ fn a_container_is_dumped_and_another_restored_from_it() {
         let before = Snapshot::take();
         let shim = Shim::launch("echo begun; exec sleep 1000", |b| b.env("PATH", PATH));
         let out = shim.bundle.dir.join("out");
+        let printed = |text: &str| {
+            eventually(BOUND, "the program has printed", || {
+                (fs::read_to_string(&out).ok()? == text).then_some(())
+            })
+        };
         block_on(async {
             let client = shim.client().await;
             let request = task::CreateTaskRequest {
@@ -113,6 +118,7 @@ fn a_container_is_dumped_and_another_restored_from_it() {
                 ..shim.request()
             };
             run(&client, &request).await;
+            printed("begun\n");
             let task = client.task();
             // It goes on after a dump, unless it is to end.
             let all = CheckpointOptions {
@@ -179,7 +185,7 @@ fn a_container_is_dumped_and_another_restored_from_it() {
                 ..Default::default()
             };
             assert_eq!(task.state(limit(), &state).await.unwrap().pid, pid);
-            assert_eq!(fs::read_to_string(&out).unwrap(), "begun\nbegun\n");
+            printed("begun\nbegun\n");
             kill(&client).await;
             assert_eq!(wait(&client, "").await, 137);
             assert_eq!(delete(&client, "").await.pid, pid);
