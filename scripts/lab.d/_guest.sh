@@ -45,7 +45,7 @@ prepare() {
   local name
   mkdir -p /etc/cni/net.d "$(dirname "$config")" "$rootfs"/{bin,dev,etc,proc,sys,tmp,www}
   cp /bin/busybox "$rootfs/bin/"
-  for name in sh sleep echo cat httpd wget id ls true hostname ip; do ln -sf busybox "$rootfs/bin/$name"; done
+  for name in sh sleep echo cat httpd wget id ls true hostname ip dd; do ln -sf busybox "$rootfs/bin/$name"; done
   echo 'root:x:0:0:root:/:/bin/sh' >"$rootfs/etc/passwd"
   echo 'hello from a pod' >"$rootfs/www/index.html"
   cat >/etc/cni/net.d/10-lab.conflist <<-JSON

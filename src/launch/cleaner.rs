@@ -166,7 +166,8 @@ impl Cleaner<'_> {
         }
     }
 
-    fn has_journal(&self) -> bool {
+    /// Whether the pod is on record.
+    pub fn has_journal(&self) -> bool {
         let dir = self.config.sandbox_dir(self.namespace, self.id);
         dir.join(record::FILE).exists()
     }

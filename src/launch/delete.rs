@@ -17,6 +17,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout, pipe2};
 use protobuf::Message;
 use tokio::runtime::Builder;
+use tokio::time::sleep;
 
 use crate::client;
 use crate::clock;
@@ -35,6 +36,10 @@ use crate::sys::fork::{Fork, fork};
 
 /// The daemon kills us after 5 s; it has its answer before.
 const ANSWER_LIMIT: Duration = Duration::from_secs(4);
+
+/// How long a fork may take to close what it has inherited, on a machine that gives it no processor time.
+const INHERITED_LIMIT: Duration = Duration::from_secs(2);
+const INHERITED_LOOK: Duration = Duration::from_millis(50);
 
 /// First byte of the child's word: an answer, or an error's text.
 const ANSWER: u8 = b'\x06';
@@ -157,12 +162,22 @@ fn work(config: &Config, flags: &Flags, pipe: OwnedFd) {
         failpoint::pass("delete.finish.before");
         cleaner.finish().await;
         failpoint::pass("delete.sockets.before");
-        for path in &sockets {
-            let _ = socket::remove_dead(path);
-        }
+        remove_sockets(&cleaner, &sockets).await;
         cleaner.keep_network().await;
     });
     runtime.shutdown_background();
+}
+
+/// Removes the sockets that nobody serves. One that is answered for may be so only by a fork of a supervisor that was
+/// killed, which has not come to closing what it has inherited; a pod on record says that a later supervisor serves there.
+async fn remove_sockets(cleaner: &Cleaner<'_>, sockets: &[PathBuf]) {
+    let end = Instant::now() + INHERITED_LIMIT;
+    for path in sockets {
+        while client::is_live(path) && !cleaner.has_journal() && Instant::now() < end {
+            sleep(INHERITED_LOOK).await;
+        }
+        let _ = socket::remove_dead(path);
+    }
 }
 
 fn detach(pipe: &OwnedFd) -> Result<()> {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::handover::lock_blocking;
-use super::{Holder, NetworkRecord, Parking, PodKey, disk, userns};
+use super::{Holder, NetworkRecord, Parking, PodKey, disk, netns, userns};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -262,12 +262,40 @@ pub fn held(
         (claimed && holder.sandbox_id == id).then_some((record, holder))
     };
     match place.filter(|place| !place.is_empty()) {
-        Some(place) => is(NetworkRecord::in_place(config, place, NAMESPACE, id)),
+        Some(place) => {
+            let record = NetworkRecord::in_place(config, place, NAMESPACE, id);
+            if record.holder().is_none() && record.owes_del() {
+                restore(config, &record, id, network);
+            }
+            is(record)
+        }
         // A reboot takes away what leads to it.
         None => of_daemons(config)
             .into_iter()
             .find_map(|(record, _)| is(record.as_of(id, None))),
     }
+}
+
+/// `pod.json` is damaged; whose the network is has been written beside the attempt, too.
+fn restore(config: &Config, record: &NetworkRecord, id: &str, network: &str) {
+    let on_record = record.attachments();
+    let made_for = on_record.first().map(|on| on.container_id.clone());
+    let holder = Holder {
+        namespace: NAMESPACE.to_owned(),
+        sandbox_id: id.to_owned(),
+        netns: netns::of_record(config, record),
+        boot_id: clock::boot_id(),
+        made_for: made_for.unwrap_or_default(),
+        ifnames: on_record.into_iter().map(|on| on.ifname).collect(),
+        network: network.to_owned(),
+        claim: Some(Claim {
+            delivered: true,
+            ..Claim::default()
+        }),
+        ..Holder::default()
+    };
+    let written = record.hold_for_the_boot(&holder);
+    written.unwrap_or_else(|error| tracing::warn!(%error, "damaged record not restored"));
 }
 
 /// Every network that was made for a daemon's pod.

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::markers::{FIRST, OnRecord};
 use super::owed::POD;
-use super::{AddResult, Attachment, Holder, NetworkConf, cache, conf, disk, find, netns};
+use super::{AddResult, Attachment, DAEMONS, Holder, NetworkConf, cache, conf, disk, find, netns};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -264,6 +264,9 @@ impl Slot {
             return Some(result.raw);
         }
         let cached = || {
+            if self.namespace == DAEMONS {
+                return None;
+            }
             cache::read(&config.cni.cache_dir, &conf.name, attachment)
                 .ok()?
                 .result
@@ -297,7 +300,11 @@ impl Slot {
                 .within("find out whose network it was")
                 .as_kind(Kind::State));
         }
-        let cached = cache::of_container(&config.cni.cache_dir, &container_id);
+        // Of a daemon's pod the cache has the daemon's own call, which would come back to us.
+        let cached = match self.namespace == DAEMONS {
+            true => Vec::new(),
+            false => cache::of_container(&config.cni.cache_dir, &container_id),
+        };
         let mut owed: Vec<Owed> = cached
             .into_iter()
             .filter(|c| wanted(&c.conf.name) && c.attachment.ifname == self.ifname)

@@ -68,7 +68,7 @@ fn get(config: &Config, request: &Request) -> Result<Taken> {
             config,
             &key,
             &wanted,
-            |holder| is_abandoned(holder),
+            is_abandoned,
             |record| seen::note(config, request, record.place()),
             |pin| bind(config, request, pin),
         )?;

@@ -20,6 +20,9 @@ use crate::process::Identity;
 /// How soon a keeper sees that somebody else has done its work.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// How soon it is seen that a process has ended which could not be killed.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
 /// How the reason begins of a pod whose stop has failed.
 pub(super) const NOT_STOPPED: &str = "not stopped";
 
@@ -35,7 +38,8 @@ impl Pod {
         tokio::spawn(async move {
             let mut pause = FIRST_PAUSE;
             while pod.owes_undo() {
-                sleep(pause).await;
+                let hangs = pod.containers().is_any_alive(true);
+                sleep(if hangs { pause.min(LOOK_AGAIN) } else { pause }).await;
                 let _work = pod.shared.work.lock().await;
                 // Stopped, or made again, while we waited for our turn?
                 if !pod.owes_undo() {
@@ -56,7 +60,10 @@ impl Pod {
                 pod.note_stopped();
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
+            let _work = pod.shared.work.lock().await;
             pod.shared.retrying.store(false, Ordering::Relaxed);
+            // What was killed may have ended by itself meanwhile; and a stop that came in between has found us at work.
+            pod.retry_undo();
         });
     }
 

@@ -63,6 +63,7 @@ fn a_quick_network_is_the_attempts_own_and_goes_with_it() {
     );
 }
 
+/// FL-001.
 #[test]
 fn the_second_attempt_joins_the_work_of_the_first() {
     sandboxed(
@@ -98,6 +99,7 @@ fn the_second_attempt_joins_the_work_of_the_first() {
     );
 }
 
+/// FL-002, FL-013.
 #[test]
 fn what_is_ready_when_nobody_is_there_waits_for_the_next_attempt() {
     sandboxed(

@@ -6,10 +6,11 @@ use std::time::Duration;
 use crate::kit::{self, Attempt, BOUND, bridge, calls, settings, snapshot, until};
 use crate::owed_kit;
 use crate::support::fake::Act;
-use crate::support::{bin, eventually, podvisor, sandboxed};
+use crate::support::{Scope, bin, eventually, podvisor, sandboxed};
 
 const SOON: Duration = Duration::from_millis(700);
 
+/// FL-019: the first ADD had made the interface before it failed.
 #[test]
 fn a_failure_is_told_at_once_and_undone() {
     sandboxed("ends::a_failure_is_told_at_once_and_undone", || {
@@ -281,6 +282,95 @@ fn after_a_reboot_the_daemons_del_finds_the_network() {
             );
             std::fs::create_dir_all("/run/netns").unwrap();
             std::fs::create_dir_all("/run/podvisor/netns").unwrap();
+            before.assert_unchanged();
+        },
+    );
+}
+
+/// FL-040: files cut to nothing or to half.
+#[test]
+fn damaged_records_stop_no_del() {
+    sandboxed("ends::damaged_records_stop_no_del", || {
+        settings(30.0);
+        let (plugin, list) = bridge();
+        // What the DEL is made of when the record has lost it: the configuration, in which the plugin may stand.
+        let wrapped = serde_json::json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [
+            {"type": "podvisor-cni", "plugins": list["plugins"]}]});
+        std::fs::write("/etc/cni/net.d/10-pods.conflist", wrapped.to_string()).unwrap();
+        // Which pod's key it had went with pod.json: a link that leads nowhere is found by nobody, and goes with the boot.
+        let before = Scope::default()
+            .within(Duration::from_secs(20))
+            .allow("state /run/podvisor/.keys/")
+            .take();
+        let mut lives = 0;
+        for name in ["pod.json", "add-started.json", "result.json", "owner.json"] {
+            for half in [false, true] {
+                let pod = Attempt::of(&format!("web{lives}"), &format!("a{lives}"), &list);
+                pod.add().ok();
+                let records = std::fs::read_dir("/var/lib/podvisor/networks").unwrap();
+                let record = records.flatten().next().unwrap().path();
+                let file = record.join(name);
+                let whole = std::fs::read(&file).unwrap();
+                let length = if half { whole.len() / 2 } else { 0 };
+                std::fs::write(&file, &whole[..length]).unwrap();
+                lives += 1;
+                pod.end();
+                calls(&plugin, lives, lives);
+                let left: Vec<_> = std::fs::read_dir("/var/lib/podvisor/networks")
+                    .unwrap()
+                    .collect();
+                assert!(left.is_empty(), "{name} {half}: {left:?}");
+            }
+        }
+        before.assert_unchanged();
+    });
+}
+
+/// FL-036: somebody took the pod's netns away, the daemon's and ours.
+#[test]
+fn a_netns_that_was_taken_away_stops_no_del() {
+    sandboxed("ends::a_netns_that_was_taken_away_stops_no_del", || {
+        settings(30.0);
+        let (plugin, list) = bridge();
+        let before = snapshot();
+        let mut pod = Attempt::of("web", "a1", &list);
+        pod.add().ok();
+        let own = plugin.calls_of("ADD")[0].var("CNI_NETNS").to_owned();
+        for path in [pod.netns.to_str().unwrap(), &own] {
+            nix::mount::umount2(path, nix::mount::MntFlags::MNT_DETACH).unwrap();
+            std::fs::remove_file(path).unwrap();
+        }
+        pod.netns = "".into();
+        pod.del().ok();
+        calls(&plugin, 1, 1);
+        assert_eq!(plugin.calls_of("DEL")[0].var("CNI_NETNS"), "");
+        before.assert_unchanged();
+    });
+}
+
+/// FL-045: `ip netns add` makes /run/netns a mount of itself, over what the daemon has there.
+#[test]
+fn a_directory_of_netns_that_was_mounted_over_changes_nothing_for_the_pods() {
+    sandboxed(
+        "ends::a_directory_of_netns_that_was_mounted_over_changes_nothing_for_the_pods",
+        || {
+            settings(30.0);
+            let (plugin, list) = bridge();
+            let before = snapshot();
+            let first = Attempt::of("web", "a1", &list);
+            let one = first.add().ok();
+            crate::support::sh("ip netns add other");
+            let second = Attempt::of("web2", "a2", &list);
+            let two = second.add().ok();
+            first.has(&one.ip());
+            second.has(&two.ip());
+            first.del().ok();
+            second.del().ok();
+            calls(&plugin, 2, 2);
+            second.forget();
+            // The daemon cannot remove what it made before, as without us; whoever mounted there can let it.
+            crate::support::sh("ip netns del other; umount -l /run/netns");
+            first.forget();
             before.assert_unchanged();
         },
     );

@@ -81,15 +81,17 @@ fn fl_003_what_a_creation_waits_for_is_seen() {
         |machine| {
             for at in [Delay::Plugin, Delay::Infra] {
                 machine.hold(at);
-                podvisor(&create("1s")).code_is(125);
-                let id = listed()[0]["id"].as_str().unwrap().to_owned();
+                let gave_up = podvisor(&create(at.patience())).code_is(125);
+                let list = listed();
+                let id = list[0]["id"].as_str();
+                let id = id.unwrap_or_else(|| panic!("no pod after {gave_up:#?}"));
                 let told = podvisor(&create("2s")).code_is(125).stderr;
                 let stage = format!("still at stage {} after ", at.stage());
                 assert!(
                     told.contains(&stage) && !told.contains("reserved"),
                     "{told}"
                 );
-                let log = log_of(&id);
+                let log = log_of(id);
                 let line = log.lines().find(|l| l.contains("a request joins")).unwrap();
                 for part in [
                     &format!("stage={}", at.stage())[..],

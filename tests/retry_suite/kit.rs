@@ -32,6 +32,14 @@ pub enum Delay {
 }
 
 impl Delay {
+    /// Of a command that is to give up there: enough to come to the stage on a slow machine.
+    pub fn patience(self) -> &'static str {
+        match self {
+            Self::Plugin => "1s",
+            Self::Infra => "4s",
+        }
+    }
+
     /// The stage at which the creation stands meanwhile.
     pub fn stage(self) -> &'static str {
         match self {

@@ -7,7 +7,7 @@ use crate::support::{eventually, podvisor, rootfs};
 /// A `podvisor create` that ran out of patience at this delay; the pod's id.
 fn timed_out(machine: &kit::Machine, at: Delay) -> String {
     machine.hold(at);
-    let told = podvisor(&create("1s")).code_is(125);
+    let told = podvisor(&create(at.patience())).code_is(125);
     for part in [
         &format!("still at stage {}", at.stage())[..],
         "in supervisor ",

@@ -155,6 +155,8 @@ fn a_supervisor_killed_with_a_parked_pod_leaves_its_network_to_the_next_and_noth
         "uncovered::a_supervisor_killed_with_a_parked_pod_leaves_its_network_to_the_next_and_nothing_ready",
         "",
         |machine| {
+            // Its time must not be over before a slow machine comes to asking for it.
+            rig::settings("[parking]\ninterval = 60.0\n");
             let pod = machine.parked("p1", Delay::Plugin);
             pod.kill_supervisor();
             let shown = podvisor(&["--namespace", rig::NAMESPACE, "ps", "-a"]).ok();
