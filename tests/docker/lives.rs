@@ -114,7 +114,9 @@ pub fn every_day(engine: &Engine, runtime: &str, seen: &mut Seen) {
         "stats",
         format!("{} {memory_limit}", stats.starts_with("web ")),
     );
-    seen.end("pause", &engine.docker(&["pause", "web"]));
+    // On cgroup v1 runc gives up ("unable to freeze") where processes come and go on a busy machine: try again.
+    let paused = || Some(engine.docker(&["pause", "web"])).filter(|done| done.code == Some(0));
+    seen.end("pause", &eventually(BOUND, "it is paused", paused));
     seen.say("paused", engine.inspect("web", "{{.State.Status}}"));
     seen.end(
         "exec while paused",

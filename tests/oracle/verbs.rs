@@ -362,10 +362,10 @@ pub fn statistics(side: &Side, t: &mut Transcript) {
     let settled = || {
         let answer = side.stats("c").unwrap();
         let metrics = Metrics::parse_from_bytes(&answer.stats.value).unwrap();
-        // The shell and the last of its commands.
-        (metrics.pids.current == 2).then_some(answer)
+        // The shell has become the last of its commands, and the one before has gone.
+        (metrics.pids.current == 1).then_some(answer)
     };
-    let answer = eventually(Duration::from_secs(30), "two processes", settled);
+    let answer = eventually(Duration::from_secs(30), "one process", settled);
     t.say("type", &answer.stats.type_url);
     let mut all = BTreeMap::new();
     fields("", &Answer::of(answer.stats.value.clone()), &mut all);
