@@ -21,7 +21,6 @@ mod ends;
 mod faults;
 #[path = "cni_plugin/kit.rs"]
 mod kit;
-#[allow(dead_code, reason = "only the reboot is used here")]
 #[path = "owed/kit.rs"]
 mod owed_kit;
 #[path = "cni_plugin/real.rs"]

@@ -153,7 +153,8 @@ impl Node {
         assert_eq!(ids.len(), count);
         let mut cri = Cri::of(&self.daemon);
         ids.iter().for_each(|id| end(&mut cri, id));
-        let calls = || (self.calls() == (count, count)).then_some(());
+        // A daemon alone sends some of them twice.
+        let calls = || (self.calls().0 == count && self.calls().1 >= count).then_some(());
         eventually(BOUND, "every DEL", calls);
         self.bridge.forget();
         let slow = times.deadline.mul_f64(SLOWER);
@@ -262,7 +263,9 @@ fn slow_the_daemon_alone_does_not_converge() {
             let Some(node) = Node::start("containerd-2.1", false) else {
                 return;
             };
-            let times = node.measured("runc", 20);
+            let mut times = node.measured("runc", 20);
+            // Far more than the work of all takes.
+            times.limit = times.deadline * 6;
             let begun = Instant::now();
             let up = node.all("web", "runc", 20, times).len();
             let (adds, dels) = node.calls();
