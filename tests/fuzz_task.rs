@@ -201,7 +201,7 @@ fn frames(rounds: usize) {
                 .await
                 .unwrap_or_else(|_| panic!("no end: {}", told()));
             assert_eq!(PANICS.load(Ordering::Relaxed), 0, "{}", told());
-            if inputs.done % 64 == 0 {
+            if inputs.done.is_multiple_of(64) {
                 let client = Client::connect(&address).await.unwrap();
                 let request = StateRequest {
                     id: "c".into(),
