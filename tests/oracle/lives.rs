@@ -21,11 +21,7 @@ fn files(side: &Side, id: &str) -> String {
 }
 
 pub fn whole_life(side: &Side, t: &mut Transcript) {
-    let request = side.request(
-        "c",
-        "echo out; sleep 0.2; echo err >&2; read x </run/go; exit 7",
-        |_| (),
-    );
+    let request = side.request("c", "echo out; read x </run/go; exit 7", |_| ());
     nix::unistd::mkfifo(
         &side.rootfs.path().join("run/go"),
         nix::sys::stat::Mode::S_IRWXU,
@@ -63,6 +59,7 @@ pub fn whole_life(side: &Side, t: &mut Transcript) {
     let deleted = side.delete("c", "").unwrap();
     let same = deleted.pid == pid && deleted.exited_at.seconds > 0;
     t.say("deleted", format!("{} {same}", deleted.exit_status));
+    // Not stderr as well: into a file, the Go shim of 2.1 may lose it.
     t.say("output", side.output("c"));
     t.say("bundle when deleted", files(side, "c"));
     t.ends("delete again", side.delete("c", ""), &[]);
