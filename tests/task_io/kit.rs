@@ -199,7 +199,7 @@ impl Stream {
             ..Default::default()
         };
         let first = any::pack(any::STREAM_INIT, &init).unwrap();
-        let (mut stream, answer) = Self::begin(address, &first).await;
+        let (stream, answer) = Self::begin(address, &first).await;
         assert_eq!(answer.unwrap(), Any::default());
         // containerd's reader says at once what it takes; its writer waits for us.
         if !name.ends_with("stdin") {
@@ -226,7 +226,7 @@ impl Stream {
     }
 
     /// Takes this many bytes more.
-    pub async fn allow(&mut self, size: i32) {
+    pub async fn allow(&self, size: i32) {
         let window = WindowUpdate {
             update: size,
             ..Default::default()
