@@ -55,3 +55,41 @@ fn twenty_pods_removed_at_once_in_shim_mode_never_meet_a_closed_connection() {
             println!("{} pods made and removed, {PODS} at once", rounds * PODS);
         });
 }
+
+/// The daemon is killed and comes back: every pod is there, ready, with its address, and can be removed.
+#[test]
+fn a_hundred_pods_are_found_again_by_a_daemon_that_was_killed() {
+    Sandbox::new("many::a_hundred_pods_are_found_again_by_a_daemon_that_was_killed")
+        .bound(Duration::from_secs(580))
+        .run(|| {
+            let Some(mut daemon) = daemon() else { return };
+            let before = Snapshot::take();
+            let mut made = Vec::new();
+            for round in 0..5 {
+                made.extend(at_once(&daemon, |cri, n| {
+                    let id = cri.run(&format!("pod{round}-{n}"), "fp-shim", &[]);
+                    let id = id.unwrap();
+                    let (_, address) = cri.status(&id).unwrap();
+                    (id, address)
+                }));
+            }
+            daemon.kill();
+            daemon.start_again();
+            let mut cri = Cri::of(&daemon);
+            let listed = cri.list();
+            assert_eq!(listed.len(), made.len(), "{listed:#?}");
+            for (id, address) in &made {
+                let (pod, now) = cri.status(id).unwrap();
+                assert!(pod.ready, "{pod:?}");
+                assert_eq!(&now, address, "{pod:?}");
+            }
+            for some in made.chunks(PODS) {
+                let removed = at_once(&daemon, |cri, n| cri.remove(&some[n].0));
+                for removed in removed {
+                    removed.unwrap();
+                }
+            }
+            assert_eq!(cri.list(), []);
+            before.assert_unchanged();
+        });
+}
