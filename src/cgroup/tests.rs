@@ -519,8 +519,15 @@ async fn a_kill_for_want_of_memory_wakes_who_watches_a_real_group() {
     for (limited, own_limit) in [(&leaf, true), (&group, false)] {
         let mut count = OomCount::of(&leaf);
         let watch = OomWatch::of(&leaf).unwrap();
-        let idle = tokio::time::timeout(Duration::from_millis(50), watch.fired()).await;
-        assert!(idle.is_err(), "nothing has happened");
+        // The kernel holds word of what happened before back for a moment, so that there is not too much of it.
+        let mut words = 0;
+        while tokio::time::timeout(Duration::from_millis(50), watch.fired())
+            .await
+            .is_ok()
+        {
+            words += 1;
+            assert!(words < 20, "nothing happens any more");
+        }
         let mut child = hog(&leaf, limited);
         tokio::time::timeout(LIMIT * 6, watch.fired())
             .await

@@ -206,9 +206,12 @@ fn a_fork_bomb_dies_with_its_container() {
             let pod = Pod::launch("p");
             let client = pod.connect().await;
             pod.up(&client, &config("p")).await;
-            // Each process forks until it is refused: as many as there may be, and never the same.
-            let script =
-                "f() { while :; do f & done; }; trap '' TERM; f 2>/dev/null & exec sleep 1000";
+            // Each process forks until it is refused, which would end its shell: that begins anew then.
+            let script = r#"
+                export BOMB='trap "exec /bin/sh -c \"\$BOMB\"" EXIT; while :; do /bin/sh -c "$BOMB" & done'
+                trap '' TERM
+                /bin/sh -c "$BOMB" 2>/dev/null &
+                exec sleep 1000"#;
             let limited = |spec: &mut Value| {
                 spec["linux"]["resources"] = json!({"pids": {"limit": 60}});
             };
