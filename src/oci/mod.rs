@@ -40,6 +40,8 @@ pub const FEATURES_LIMIT: Duration = Duration::from_secs(5);
 
 /// Where programs are looked for when our own environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Where crun mounts the copy of itself.
+const STATE_DIR: &str = "_LIBCONTAINER_STATEDIR";
 /// Our cap of a verb's stdout and stderr, bytes.
 const OUTPUT_CAP: usize = 256 * 1024;
 /// The runtime's log in the bundle, where daemons and their tests look for it.
@@ -261,7 +263,7 @@ impl Runtime {
         let before = log.as_deref().map_or(0, failure::length);
         if let Some(log) = &log {
             if let Some(scratch) = make_scratch(bundle) {
-                let names = ["TMPDIR", "_LIBCONTAINER_STATEDIR"];
+                let names = ["TMPDIR", STATE_DIR];
                 helper
                     .env
                     .extend(names.map(|n| (n.into(), scratch.clone().into())));
@@ -326,7 +328,7 @@ pub async fn features(reaper: &Reaper, binary: &Path) -> Result<Vec<u8>> {
     ))
 }
 
-/// None where it cannot be made: the runtime uses /tmp then.
+/// None where it cannot be made: the runtime has no scratch directory then.
 fn make_scratch(bundle: &Path) -> Option<PathBuf> {
     let path = bundle.join(SCRATCH);
     match DirBuilder::new().mode(0o700).create(&path) {
@@ -335,10 +337,14 @@ fn make_scratch(bundle: &Path) -> Option<PathBuf> {
     }
 }
 
-/// PATH (hooks are found by it) and nothing else: a NOTIFY_SOCKET or a LISTEN_FDS of our own would be taken by the
-/// runtime as meant for the container.
+/// PATH (hooks are found by it), and no scratch directory: a NOTIFY_SOCKET or a LISTEN_FDS of our own would be taken by
+/// the runtime as meant for the container. crun mounts a copy of itself for an instant where it may make a file (in /tmp,
+/// if it is not told), which stays when it is killed then; where it may not, it copies itself into memory.
 fn environment() -> Vec<(OsString, OsString)> {
-    vec![("PATH".into(), search_path())]
+    vec![
+        ("PATH".into(), search_path()),
+        (STATE_DIR.into(), "/proc".into()),
+    ]
 }
 
 fn search_path() -> OsString {
