@@ -30,6 +30,7 @@ mod watchdog;
 use end::SocketFile;
 use listener::Accept;
 use publisher::Publisher;
+use watchdog::Reason;
 
 /// Threads for blocking calls (mounts, namespaces): few, because they are rare.
 const BLOCKING_THREADS: usize = 4;
@@ -133,7 +134,11 @@ async fn serve(options: Options) -> Result<()> {
             () = pod.ended() => info!(step = "end", "the pod is over"),
             why = leave => {
                 // A request that came in this very moment wins; afterwards nothing is accepted any more.
-                if !pod.retire() && !pod.abandon().await {
+                let leaves = match why {
+                    Reason::Unstarted => pod.abandon().await,
+                    Reason::Orphaned | Reason::Unused | Reason::Unclaimed => pod.retire(),
+                };
+                if !leaves {
                     continue;
                 }
                 warn!(step = "end", "leave: {why}");

@@ -7,6 +7,7 @@
 //! has no other way to learn that there is no task than the end of that connection. Must never end a pod that has
 //! something to live for: a daemon may start much later what it has created, and so may a client that stays connected.
 
+use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -25,7 +26,28 @@ const CONNECTED: u32 = 10;
 const FORGETTING: Duration = Duration::from_secs(5);
 
 /// Why to leave.
-pub type Reason = &'static str;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The helper died before anybody knew our address.
+    Orphaned,
+    /// There is nothing, and nobody asked for anything.
+    Unused,
+    /// Nobody came to start what was created.
+    Unstarted,
+    /// Nobody took the last container that was made.
+    Unclaimed,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Orphaned => "the helper died before it told our address",
+            Self::Unused => "there is nothing, and nobody asked for anything",
+            Self::Unstarted => "nobody came to start what was created",
+            Self::Unclaimed => "nobody took the last container that was made",
+        })
+    }
+}
 
 /// Resolves when there is a reason to leave; `idle_timeout` in seconds. `has_daemon`: whoever launched us comes back.
 pub async fn watch(
@@ -42,12 +64,13 @@ pub async fn watch(
         limit,
         limit * CONNECTED,
     );
-    let left = self::idle(
-        || !has_daemon && pod.is_only_created(),
-        connections.clone(),
-        limit,
-        Duration::MAX,
-    );
+    let unstarted = async {
+        if has_daemon {
+            std::future::pending::<()>().await;
+        }
+        let count = connections.clone();
+        self::idle(|| pod.is_only_created(), count, limit, Duration::MAX).await;
+    };
     let orphaned = async {
         helper_died(helper).await;
         if !pod.is_unused() || *connections.borrow() > 0 {
@@ -56,10 +79,10 @@ pub async fn watch(
         }
     };
     tokio::select! {
-        () = orphaned => "the helper died before it told our address",
-        () = idle => "there is nothing, and nobody asked for anything",
-        () = left => "nobody came to start what was created",
-        () = unclaimed(pod) => "nobody took the last container that was made",
+        () = orphaned => Reason::Orphaned,
+        () = idle => Reason::Unused,
+        () = unstarted => Reason::Unstarted,
+        () = unclaimed(pod) => Reason::Unclaimed,
     }
 }
 
