@@ -211,10 +211,10 @@ pub fn left(config: &Config) -> Vec<Left> {
     let alone = parked(config).into_iter().filter(|p| !p.kept);
     left.extend(alone.map(|p| Left::Parked(Box::new(p))));
     left.extend(owed(config).into_iter().map(|o| Left::Network(Box::new(o))));
-    for (namespace, id, record) in NetworkRecord::list(config) {
-        known.extend(record.dir().file_name().map(OsString::from));
+    for (namespace, id, record) in networks.0 {
         let idle = !record.owes_del() && !record.is_held() && !is_listed(config, &record);
-        if idle && !has_directory(config, &namespace, &id) {
+        // Or removed since they were read.
+        if idle && record.dir().exists() && !has_directory(config, &namespace, &id) {
             left.push(Left::Record(record));
         }
     }
