@@ -98,10 +98,7 @@ impl Supervisor<'_> {
             let answer = sandbox.stop_sandbox(context_within(left), &request).await;
             answer.map(drop).map_err(|e| from_ttrpc(&what, e))
         });
-        tokio::select! {
-            told = asked => told,
-            error = self.stands_still() => Told::Failed(error),
-        }
+        self.unless_still(asked).await
     }
 
     /// ShutdownSandbox, `limit` for all of it. After `Done` it leaves by itself: see [`Self::see_off`].
@@ -116,6 +113,11 @@ impl Supervisor<'_> {
             let answer = sandbox.shutdown_sandbox(context_within(left), &request);
             answer.await.map(drop).map_err(|e| from_ttrpc(&what, e))
         });
+        self.unless_still(asked).await
+    }
+
+    /// What was asked for, if it goes on answering meanwhile.
+    async fn unless_still<T>(&self, asked: impl Future<Output = Told<T>>) -> Told<T> {
         tokio::select! {
             told = asked => told,
             error = self.stands_still() => Told::Failed(error),
