@@ -120,9 +120,22 @@ impl Detached {
     /// # Errors
     /// Those of move_mount(2).
     pub fn attach(self, target: &Path) -> io::Result<()> {
-        let target = CString::new(target.as_os_str().as_bytes())?;
-        // MOVE_MOUNT_T_SYMLINKS: callers give /proc/self/fd/N, a link.
+        // Callers give /proc/self/fd/N, a link.
         const MOVE_MOUNT_T_SYMLINKS: u32 = 0x10;
+        self.move_to(target, MOVE_MOUNT_T_SYMLINKS)
+    }
+
+    /// Puts it beneath the mount at `target`, which hides it.
+    ///
+    /// # Errors
+    /// Those of move_mount(2); EINVAL before Linux 6.5.
+    pub fn attach_beneath(self, target: &Path) -> io::Result<()> {
+        const MOVE_MOUNT_BENEATH: u32 = 0x200;
+        self.move_to(target, MOVE_MOUNT_BENEATH)
+    }
+
+    fn move_to(self, target: &Path, flags: u32) -> io::Result<()> {
+        let target = CString::new(target.as_os_str().as_bytes())?;
         // SAFETY: both strings are NUL-terminated and live through the call; the descriptor is ours.
         let done = unsafe {
             libc::syscall(
@@ -131,7 +144,7 @@ impl Detached {
                 c"".as_ptr(),
                 libc::AT_FDCWD,
                 target.as_ptr(),
-                MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_SYMLINKS,
+                MOVE_MOUNT_F_EMPTY_PATH | flags,
             )
         };
         if done < 0 {
@@ -179,31 +192,6 @@ pub fn unbind(target: &Path) -> io::Result<()> {
 const OFF: MntFlags = MntFlags::MNT_DETACH.union(MntFlags::UMOUNT_NOFOLLOW);
 
 impl Detached {
-    /// Puts it beneath the mount at `target`, which hides it.
-    ///
-    /// # Errors
-    /// Those of move_mount(2); EINVAL before Linux 6.5.
-    pub fn attach_beneath(self, target: &Path) -> io::Result<()> {
-        const MOVE_MOUNT_BENEATH: u32 = 0x200;
-        let target = CString::new(target.as_os_str().as_bytes())?;
-        // SAFETY: both strings are NUL-terminated and live through the call; the descriptor is ours.
-        let done = unsafe {
-            libc::syscall(
-                libc::SYS_move_mount,
-                self.0.as_raw_fd(),
-                c"".as_ptr(),
-                libc::AT_FDCWD,
-                target.as_ptr(),
-                MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_BENEATH,
-            )
-        };
-        if done < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
-    }
-
     /// A copy of the mount at `path` (of everything below it too, `recursive`), nowhere yet.
     ///
     /// # Errors
