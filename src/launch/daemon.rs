@@ -15,13 +15,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::SigSet;
 use nix::sys::stat::{Mode, umask};
-use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout};
 use tracing::level_filters::LevelFilter;
 use tracing::{error, info, warn};
 
 use crate::config::Config;
 use crate::error::{Context, Result};
 use crate::failpoint;
+use crate::process::detach;
 use crate::serve;
 use crate::sys;
 
@@ -119,21 +119,10 @@ pub fn run(launch: Launch) -> ExitCode {
 
 fn become_daemon(bundle: &Path, keep: &[&OwnedFd], word: &Word) -> Result<()> {
     failpoint::hit("supervisor.begin")?;
-    // A session of its own: the terminal of a person's shell takes nobody down when it closes.
-    sys::fork::new_session().context(|| "start a session")?;
     let mut numbers: Vec<i32> = keep.iter().map(|fd| fd.as_raw_fd()).collect();
     numbers.extend(word.number());
     // Whatever the daemon leaked into the helper ends here, before we open anything ourselves.
-    sys::fd::close_from(&numbers);
-    let null = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")
-        .context(|| "open /dev/null")?;
-    dup2_stdin(&null).context(|| "put /dev/null on standard input")?;
-    dup2_stdout(&null).context(|| "put /dev/null on standard output")?;
-    dup2_stderr(open_log(bundle).as_ref().unwrap_or(&null))
-        .context(|| "put the log on standard error")?;
+    detach(&numbers, || open_log(bundle))?;
     SigSet::empty()
         .thread_set_mask()
         .context(|| "unblock signals")?;

@@ -5,7 +5,7 @@
 //! daemon's, so what takes longer goes on after the answer. Works from the flags and the state directory alone: the
 //! working directory and the bundle may be gone.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout, pipe2};
+use nix::unistd::pipe2;
 use protobuf::Message;
 use tokio::runtime::Builder;
 use tokio::time::sleep;
@@ -28,10 +28,9 @@ use crate::launch::cleaner::{Asked, Cleaner, KILLED, Owner, STEP_LIMIT};
 use crate::launch::flags::Flags;
 use crate::launch::{answer, socket};
 use crate::pod::Deleted;
-use crate::process::Reaper;
+use crate::process::{Reaper, detach};
 use crate::proto::task_v3::shim::DeleteResponse;
 use crate::proto::time::timestamp;
-use crate::sys;
 use crate::sys::fork::{Fork, fork};
 
 /// The daemon kills us after 5 s; it has its answer before.
@@ -107,7 +106,7 @@ fn hear(pipe: OwnedFd) -> Result<Vec<u8>> {
 
 /// The child: detached from everything of the daemon's, it answers through the pipe and then finishes.
 fn work(config: &Config, flags: &Flags, pipe: OwnedFd) {
-    if detach(&pipe).is_err() {
+    if detach(&[pipe.as_raw_fd()], || None).is_err() {
         // The pipe closes without a word, which the parent tells.
         return;
     }
@@ -178,19 +177,6 @@ async fn remove_sockets(cleaner: &Cleaner<'_>, sockets: &[PathBuf]) {
         }
         let _ = socket::remove_dead(path);
     }
-}
-
-fn detach(pipe: &OwnedFd) -> Result<()> {
-    sys::fork::new_session().context(|| "start a session")?;
-    sys::fd::close_from(&[pipe.as_raw_fd()]);
-    let null = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")
-        .context(|| "open /dev/null")?;
-    dup2_stdin(&null).context(|| "put /dev/null on standard input")?;
-    dup2_stdout(&null).context(|| "put /dev/null on standard output")?;
-    dup2_stderr(&null).context(|| "put /dev/null on standard error")
 }
 
 /// Where a socket of this id may lie: on record, at the daemon's hash, behind the bundle's link, at our own hash.

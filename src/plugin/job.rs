@@ -12,7 +12,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::level_filters::LevelFilter;
 
@@ -24,7 +23,7 @@ use crate::config::Config;
 use crate::error::{Context, Result};
 use crate::failpoint;
 use crate::network::{DAEMONS, NetworkRecord};
-use crate::process::{Identity, Reaper};
+use crate::process::{Identity, Reaper, detach};
 use crate::sys;
 
 /// When a job leaves the daemon's cgroup.
@@ -97,18 +96,7 @@ pub fn dead_doors(config: &Config) -> Vec<PathBuf> {
 }
 
 fn run(config: &Config, label: &str, task: &Task<'_>, starter: UnixStream) -> Result<()> {
-    sys::fork::new_session().context(|| "start a session")?;
-    sys::fd::close_from(&[starter.as_raw_fd()]);
-    let null = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")
-        .context(|| "open /dev/null")?;
-    dup2_stdin(&null).context(|| "put /dev/null on standard input")?;
-    dup2_stdout(&null).context(|| "put /dev/null on standard output")?;
-    dup2_stderr(open_log(config).as_ref().unwrap_or(&null))
-        .context(|| "put the log on standard error")?;
-    drop(null);
+    detach(&[starter.as_raw_fd()], || open_log(config))?;
     crate::log::init(LevelFilter::INFO, label);
     failpoint::hit("cni-job.begin")?;
     let ran = block_on(work(config, task, starter));

@@ -5,11 +5,13 @@
 //! bound. Must never know what a process is for.
 
 mod child;
+mod detach;
 mod helper;
 mod identity;
 mod reaper;
 
 pub use child::{Child, Exit};
+pub use detach::detach;
 pub use helper::{Helper, Output};
 pub use identity::{Identity, tree_of};
 pub use reaper::{HoldUnknown, Reaper};
