@@ -78,21 +78,14 @@ pub(super) fn load(path: &Path, mut bytes: Vec<u8>) -> Result<NetworkConf, Bad> 
             bytes = Value::Object(top.clone()).to_string().into_bytes();
         }
     }
-    if let Some(Value::Array(plugins)) = top.get_mut("plugins")
-        && plugins.iter().any(|p| wrap::inner(p).is_some())
-    {
-        // A pod of ours keeps its network itself and needs nobody in front of it.
-        *plugins = plugins.iter().flat_map(expanded).collect();
+    // A pod of ours keeps its network itself and needs nobody in front of it.
+    if wrap::expand(&mut top) {
         bytes = Value::Object(top.clone()).to_string().into_bytes();
     }
     build(path, bytes, top).map_err(|e| Bad {
         error: e.within(at(path)),
         unfinished: false,
     })
-}
-
-fn expanded(plugin: &Value) -> Vec<Value> {
-    wrap::inner(plugin).map_or_else(|| vec![plugin.clone()], <[Value]>::to_vec)
 }
 
 /// The plugins in a network's own directory, by file name.

@@ -16,8 +16,23 @@ use crate::error::{Context, Error, Kind, Result};
 /// The plugin's name in configurations, and its executable's.
 pub const PLUGIN: &str = "podvisor-cni";
 
+/// Puts the real plugins of a list into the places of ours. False: ours is not there, or names its network.
+pub(super) fn expand(list: &mut Map<String, Value>) -> bool {
+    let Some(Value::Array(plugins)) = list.get_mut("plugins") else {
+        return false;
+    };
+    if !plugins.iter().any(|p| inner(p).is_some()) {
+        return false;
+    }
+    let each = std::mem::take(plugins).into_iter();
+    *plugins = each
+        .flat_map(|p| inner(&p).map(<[Value]>::to_vec).unwrap_or_else(|| vec![p]))
+        .collect();
+    true
+}
+
 /// The real plugins behind ours; None: it is another plugin, or names its network.
-pub(super) fn inner(plugin: &Value) -> Option<&[Value]> {
+fn inner(plugin: &Value) -> Option<&[Value]> {
     if plugin["type"] != PLUGIN {
         return None;
     }
@@ -109,17 +124,7 @@ fn unwrapped(mut top: Map<String, Value>) -> Option<Map<String, Value>> {
         top.extend(only);
         return Some(top);
     }
-    let Some(Value::Array(plugins)) = top.get_mut("plugins") else {
-        return None;
-    };
-    if !plugins.iter().any(|p| inner(p).is_some()) {
-        return None;
-    }
-    let each = std::mem::take(plugins).into_iter();
-    *plugins = each
-        .flat_map(|p| inner(&p).map(<[Value]>::to_vec).unwrap_or_else(|| vec![p]))
-        .collect();
-    Some(top)
+    expand(&mut top).then_some(top)
 }
 
 fn rewrite(
