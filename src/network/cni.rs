@@ -160,7 +160,7 @@ async fn del_owed(
         let left = end.saturating_duration_since(Instant::now());
         let waiting = u32::try_from(owing.len()).unwrap_or(u32::MAX);
         let share = left / waiting.saturating_add(1);
-        if let Err(error) = del_slot(config, reaper, record, &slot, share).await {
+        if let Err(error) = del_slot(config, reaper, &slot, share).await {
             failed = Some(match failed {
                 None => error,
                 Some(first) => Error::new(first.kind(), format!("{first}; {error}")),
@@ -174,16 +174,8 @@ async fn del_owed(
     Err(error)
 }
 
-async fn del_slot(
-    config: &Config,
-    reaper: &Reaper,
-    record: &NetworkRecord,
-    slot: &Slot,
-    limit: Duration,
-) -> Result<()> {
+async fn del_slot(config: &Config, reaper: &Reaper, slot: &Slot, limit: Duration) -> Result<()> {
     let begun = Instant::now();
-    // libcni in the daemon has an entry of its own.
-    let daemons = record.is_daemons();
     let owed = slot.owed(config)?;
     for Owed {
         conf,
@@ -209,11 +201,8 @@ async fn del_slot(
     }
     for Owed {
         conf, attachment, ..
-    } in &owed
+    } in owed.iter().filter(|_| !slot.is_daemons())
     {
-        if daemons {
-            continue;
-        }
         // Before the marker: once that is there, nobody comes back for the entry.
         if let Err(error) = cache::remove(&config.cni.cache_dir, &conf.name, attachment) {
             tracing::warn!(%error, "cached result left behind");

@@ -90,6 +90,11 @@ impl Slot {
         self.dir.join(STARTED).try_exists().unwrap_or(true)
     }
 
+    /// Of a daemon's pod: libcni in the daemon has a cache entry of its own, which is not ours to read or remove.
+    pub(super) fn is_daemons(&self) -> bool {
+        self.namespace == DAEMONS
+    }
+
     /// Begun, and no DEL has succeeded.
     pub(super) fn owes_del(&self) -> bool {
         // In this order: whoever removes the record takes `network-stopped` away last, and between two looks the other way
@@ -264,7 +269,7 @@ impl Slot {
             return Some(result.raw);
         }
         let cached = || {
-            if self.namespace == DAEMONS {
+            if self.is_daemons() {
                 return None;
             }
             cache::read(&config.cni.cache_dir, &conf.name, attachment)
@@ -301,7 +306,7 @@ impl Slot {
                 .as_kind(Kind::State));
         }
         // Of a daemon's pod the cache has the daemon's own call, which would come back to us.
-        let cached = match self.namespace == DAEMONS {
+        let cached = match self.is_daemons() {
             true => Vec::new(),
             false => cache::of_container(&config.cni.cache_dir, &container_id),
         };
