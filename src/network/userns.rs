@@ -55,9 +55,10 @@ pub enum Wanted<'a> {
 /// The netns at `path` belongs to what is wanted, and that is pinned with it for the infra process to join.
 pub fn fits(path: &Path, wanted: Wanted<'_>) -> bool {
     let number = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
-    let Ok(owner) = sys::netns::owner(path) else {
-        // A kernel that cannot tell (before 4.9).
-        return matches!(wanted, Wanted::Hosts);
+    let owner = match sys::netns::owner(path) {
+        Ok(owner) => owner,
+        // A kernel that cannot tell (before 4.9) has no netns of others here.
+        Err(e) => return e.raw_os_error() == Some(libc::ENOTTY) && matches!(wanted, Wanted::Hosts),
     };
     let is_owner = |path: &Path| number(path) == Some(owner);
     match wanted {

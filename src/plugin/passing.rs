@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::request::Request;
 use crate::config::Config;
 use crate::error::Result;
+use crate::network::userns::{self, Wanted};
 use crate::network::{self, Through};
 use crate::process::Reaper;
-use crate::sys;
 
 /// Why the ADD of this attempt is passed through; None: its network can be kept.
 pub(super) fn why(config: &Config, request: &Request) -> Option<&'static str> {
@@ -38,7 +38,7 @@ pub(super) fn why(config: &Config, request: &Request) -> Option<&'static str> {
     if !same(Path::new("/proc/self/ns/mnt"), Path::new("/proc/1/ns/mnt")) {
         return Some("the daemon has a mount namespace of its own");
     }
-    if !is_hosts(netns) {
+    if !userns::fits(netns, Wanted::Hosts) {
         return Some("the netns that was given belongs to a user namespace of the pod's");
     }
     None
@@ -75,16 +75,6 @@ fn is_bind_mount(path: &Path) -> bool {
     file.is_ok_and(|file| fstatfs(&file).is_ok_and(|s| s.filesystem_type().0 == libc::NSFS_MAGIC))
 }
 
-/// It belongs to the user namespace that we are in. A kernel that cannot tell (before 4.9) has no other ones here.
-fn is_hosts(netns: &Path) -> bool {
-    let own = fs::metadata("/proc/self/ns/user").map(|m| (m.dev(), m.ino()));
-    match (sys::netns::owner(netns), own) {
-        (Ok(owner), Ok(own)) => owner == own,
-        (Err(e), _) => e.raw_os_error() == Some(libc::ENOTTY),
-        _ => true,
-    }
-}
-
 /// In doubt they are the same.
 fn same(one: &Path, other: &Path) -> bool {
     let of = |path| fs::metadata(path).map(|m| (m.dev(), m.ino()));
@@ -106,6 +96,6 @@ mod tests {
         for path in [Path::new("/proc/self/ns/net"), &file, Path::new("")] {
             assert!(!is_bind_mount(path), "{}", path.display());
         }
-        assert!(is_hosts(Path::new("/proc/self/ns/net")));
+        assert!(userns::fits(Path::new("/proc/self/ns/net"), Wanted::Hosts));
     }
 }
