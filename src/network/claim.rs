@@ -53,7 +53,7 @@ pub enum Taking {
     /// It is being given to another attempt at this moment, or comes back from that: look again.
     Changing,
     /// Somebody works on it.
-    Working(NetworkRecord, Box<Holder>),
+    Working(NetworkRecord),
     /// It is this attempt's now.
     Taken(Box<Taken>),
 }
@@ -166,7 +166,7 @@ pub fn take(
             return Ok(Taking::Nothing);
         }
     } else if before.is_alive() && !before.is_parked() {
-        return Ok(Taking::Working(record, Box::new(before)));
+        return Ok(Taking::Working(record));
     } else if !before.is_parked() {
         return Ok(Taking::Nothing);
     }
@@ -179,7 +179,7 @@ pub fn take(
     }
     // Somebody may be at it just now, with a DEL or a CHECK.
     let Ok(_alone) = record.lock() else {
-        return Ok(Taking::Working(record, Box::new(before)));
+        return Ok(Taking::Working(record));
     };
     let taken = record.as_of(&wanted.sandbox_id, None);
     note(&taken)?;

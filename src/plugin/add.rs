@@ -4,8 +4,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 
-use super::door::{Wait, Word};
-use super::job::{self, Task};
+use super::door::{PAUSE, Wait, Word};
+use super::job::{self, MAX_DEATHS, Task};
 use super::request::Request;
 use super::{note, passing, print, seen};
 use crate::clock;
@@ -17,17 +17,11 @@ use crate::pod::gc;
 use crate::process::Identity;
 use crate::sys;
 
-/// Before a job's door is looked for again, or a network that is changing hands.
-const PAUSE: Duration = Duration::from_millis(5);
-
 /// When the daemon's log is first told that one waits; doubled from line to line.
 const FIRST_LINE: Duration = Duration::from_secs(1);
 
 /// Jobs that one attempt may begin.
 const MAX_JOBS: u32 = 8;
-
-/// Jobs that may die under one attempt.
-const MAX_DEATHS: u32 = 3;
 
 /// Runs the verb and prints the result.
 pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
@@ -72,21 +66,13 @@ fn get(config: &Config, request: &Request) -> Result<Taken> {
             |record| seen::note(config, request, record.place()),
             |pin| bind(config, request, pin),
         )?;
-        let (mut wait, place) = match taking {
+        let waiting = match taking {
             Taking::Taken(taken) => return Ok(*taken),
-            Taking::Working(record, _) => match Wait::at(config, record.place()) {
-                Some(wait) => (wait, record.place().to_owned()),
-                None => {
-                    patience.check("")?;
-                    std::thread::sleep(PAUSE);
-                    continue;
-                }
-            },
-            Taking::Changing => {
-                patience.check("")?;
-                std::thread::sleep(PAUSE);
-                continue;
+            Taking::Working(record) => {
+                let place = record.place().to_owned();
+                Wait::at(config, &place).map(|wait| (wait, place))
             }
+            Taking::Changing => None,
             Taking::Nothing => {
                 begun += 1;
                 if begun > MAX_JOBS {
@@ -98,8 +84,13 @@ fn get(config: &Config, request: &Request) -> Result<Taken> {
                     ));
                 }
                 let line = job::start(config, &request.pod_name(), &Task::Make(request))?;
-                (Wait::on(line), String::new())
+                Some((Wait::on(line), String::new()))
             }
+        };
+        let Some((mut wait, place)) = waiting else {
+            patience.check("")?;
+            std::thread::sleep(PAUSE);
+            continue;
         };
         let word = loop {
             match wait.word(patience.next()) {

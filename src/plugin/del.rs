@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::door::{Wait, Word};
-use super::job::{self, Task};
+use super::door::{PAUSE, Wait, Word};
+use super::job::{self, MAX_DEATHS, Task};
 use super::request::Request;
 use super::{passing, seen};
 use crate::config::Config;
@@ -11,14 +11,8 @@ use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::network::{self, Holder, NetworkRecord, Through};
 
-/// Before a job's door is looked for again.
-const PAUSE: Duration = Duration::from_millis(5);
-
 /// Longer than a try of the DEL may take: its own bound ends that.
 const WORD_MARGIN: Duration = Duration::from_secs(30);
-
-/// Jobs that may die under one DEL.
-const MAX_DEATHS: u32 = 3;
 
 /// Runs the verb.
 pub(super) fn run(config: &Config, request: &Request) -> Result<()> {

@@ -20,6 +20,9 @@ use crate::error::{Context, Error, Kind, Result};
 use crate::network::{STAGE, Stage};
 use crate::sys::dir::make_private;
 
+/// Before a door is looked for again, or a network that is changing hands.
+pub(super) const PAUSE: Duration = Duration::from_millis(5);
+
 /// What a job says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Word {

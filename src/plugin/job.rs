@@ -26,6 +26,9 @@ use crate::network::{DAEMONS, NetworkRecord};
 use crate::process::{Identity, Reaper, detach};
 use crate::sys;
 
+/// Jobs that may die under one ADD or DEL.
+pub(super) const MAX_DEATHS: u32 = 3;
+
 /// When a job leaves the daemon's cgroup.
 const MOVE_AFTER: Duration = Duration::from_millis(500);
 

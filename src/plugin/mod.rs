@@ -52,35 +52,30 @@ pub fn main() -> ExitCode {
         read.context(|| "read the network configuration on standard input")?;
         Ok(verb)
     });
-    let version = request::version_of(&stdin);
-    match asked.and_then(|verb| {
-        answer(verb, &stdin)
-            .map_err(|e| (verb, e))
-            .or_else(told(&version))
-    }) {
-        Ok(code) => code,
-        Err(error) => tell(&version, FAILED, &error),
+    let failed = match asked {
+        Err(error) => (FAILED, error),
+        Ok(verb) => match answer(verb, &stdin) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => (code_of(verb, error.kind()), error),
+        },
+    };
+    tell(&request::version_of(&stdin), failed.0, &failed.1)
+}
+
+/// The specification's number for a failure of this kind.
+fn code_of(verb: Verb, kind: Kind) -> u32 {
+    match (verb, kind) {
+        (Verb::Status, _) => NOT_AVAILABLE,
+        (_, Kind::Busy | Kind::Deadline) => TRY_AGAIN,
+        (_, Kind::Invalid) => BAD_CONFIG,
+        _ => FAILED,
     }
 }
 
-/// Turns the failure of a verb into its answer.
-fn told(version: &str) -> impl FnOnce((Verb, Error)) -> Result<ExitCode> + '_ {
-    move |(verb, error)| {
-        let code = match (verb, error.kind()) {
-            (Verb::Status, _) => NOT_AVAILABLE,
-            (_, Kind::Busy | Kind::Deadline) => TRY_AGAIN,
-            (_, Kind::Invalid) => BAD_CONFIG,
-            _ => FAILED,
-        };
-        Ok(tell(version, code, &error))
-    }
-}
-
-fn answer(verb: Verb, stdin: &[u8]) -> Result<ExitCode> {
+fn answer(verb: Verb, stdin: &[u8]) -> Result<()> {
     if verb == Verb::Version {
         let newest = VERSIONS.last().copied().unwrap_or_default();
-        print(&json!({"cniVersion": newest, "supportedVersions": VERSIONS}))?;
-        return Ok(ExitCode::SUCCESS);
+        return print(&json!({"cniVersion": newest, "supportedVersions": VERSIONS}));
     }
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::new(
@@ -91,14 +86,13 @@ fn answer(verb: Verb, stdin: &[u8]) -> Result<ExitCode> {
     let mut config = Config::load()?;
     let request = Request::read(&mut config, verb, stdin)?;
     match verb {
-        Verb::Add => add::run(&config, &request)?,
-        Verb::Del => del::run(&config, &request)?,
-        Verb::Check => ask::check(&config, &request)?,
-        Verb::Status => ask::status(&config, &request)?,
-        Verb::Gc => ask::collect(&config, &request)?,
-        Verb::Version => {}
+        Verb::Add => add::run(&config, &request),
+        Verb::Del => del::run(&config, &request),
+        Verb::Check => ask::check(&config, &request),
+        Verb::Status => ask::status(&config, &request),
+        Verb::Gc => ask::collect(&config, &request),
+        Verb::Version => Ok(()),
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// An error object, as libcni reads it.
