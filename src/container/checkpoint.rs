@@ -82,7 +82,7 @@ pub(super) async fn checkpoint(
     })
 }
 
-/// Restores; init runs when this returns.
+/// Restores; init runs when this returns. That criu can do it was seen when the container was created.
 pub(super) async fn restore(
     shared: &Shared,
     container: &Container,
@@ -90,7 +90,6 @@ pub(super) async fn restore(
 ) -> Result<(Child, Io)> {
     let Restoring { image, mut io } = restoring;
     let fixed = &container.fixed;
-    oci::check_criu(&shared.reaper).await?;
     let work = Work::new(container, Path::new(""))?;
     let pid_file = fixed.bundle.join(PID_FILE);
     remove_stale(&pid_file)?;

@@ -159,10 +159,10 @@ async fn start(shared: &Arc<Shared>, container: &Arc<Container>) -> Result<u32> 
         Err(error) => (Err(error), None),
     };
     let child = restored.as_ref().map(|(child, _)| child.clone());
-    let group = match &child {
-        Some(child) => Group::of_process(&Layout::detect()?, child.pid()).ok(),
-        None => None,
-    };
+    let group = child.as_ref().and_then(|child| {
+        let layout = Layout::detect().ok()?;
+        Group::of_process(&layout, child.pid()).ok()
+    });
     let pid = container.step(|inner| {
         if let Some((child, io)) = restored {
             inner.record.init = Some(child.identity);
