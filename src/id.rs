@@ -12,6 +12,11 @@ pub const MAX_INTERFACE: usize = 15;
 /// plugin.
 pub const RESERVED: [&str; 4] = ["s", "netns", "oci", "cni"];
 
+/// Lower-case hexadecimal digits, two for each byte: how digests become names.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Checks a containerd namespace: an id that is none of our own directories' names.
 pub fn check_namespace(namespace: &str) -> Result<&str> {
     check("namespace", namespace)?;

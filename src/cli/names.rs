@@ -36,7 +36,7 @@ pub fn random_hex(bytes: usize) -> Result<String> {
     File::open("/dev/urandom")
         .and_then(|mut f| f.read_exact(&mut buffer))
         .context(|| "read /dev/urandom")?;
-    Ok(buffer.iter().map(|b| format!("{b:02x}")).collect())
+    Ok(crate::id::hex(&buffer))
 }
 
 /// A new pod's id.

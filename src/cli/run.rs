@@ -197,8 +197,7 @@ fn purpose(work: &Workload, args: &Args) -> String {
         args.detach,
         args.interactive
     ]);
-    let digest = Sha256::digest(text.to_string());
-    digest.iter().map(|b| format!("{b:02x}")).collect()
+    crate::id::hex(&Sha256::digest(text.to_string()))
 }
 
 /// A pod that was run in the foreground ends with its main container.

@@ -131,8 +131,7 @@ fn digest(request: &CreateRequest, spec: Option<&[u8]>) -> String {
     hash.update(fields);
     hash.update([u8::from(spec.is_some())]);
     hash.update(spec.unwrap_or_default());
-    let hex: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
-    hex
+    crate::id::hex(&hash.finalize())
 }
 
 fn other_request(ask: &Ask, making: &Making, new: &str) -> Error {

@@ -176,7 +176,7 @@ fn lock(dir: &Path) -> Result<Flock<File>> {
 /// Lower-case hex of the sha256 of the path, cleaned as Go's `filepath.Clean` does.
 fn hash(path: &str) -> String {
     let digest = Sha256::digest(clean(path).as_bytes());
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    crate::id::hex(&digest)
 }
 
 /// Go's lexical clean, for what `Join` is given here: no empty or `.` parts, `..` eats the part before it.

@@ -15,7 +15,7 @@ pub fn asked(confs: &[NetworkConf], attachments: &[Attachment], more: &Value) ->
     let pairs = confs.iter().zip(attachments);
     let all: Vec<Value> = pairs.map(|(conf, asked)| one(conf, asked)).collect();
     let digest = Sha256::digest(json!([all, more]).to_string());
-    digest.iter().map(|b| format!("{b:02x}")).collect()
+    crate::id::hex(&digest)
 }
 
 fn one(conf: &NetworkConf, asked: &Attachment) -> Value {

@@ -125,8 +125,10 @@ impl PodKey {
             parts.push(self.network.as_str().into());
         }
         let digest = Sha256::digest(text.to_string());
-        let name: String = digest[..16].iter().map(|b| format!("{b:02x}")).collect();
-        config.runtime_root.join(KEYS).join(name)
+        config
+            .runtime_root
+            .join(KEYS)
+            .join(crate::id::hex(&digest[..16]))
     }
 }
 

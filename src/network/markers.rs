@@ -86,7 +86,7 @@ impl Locked {
 /// Name of everything that is kept per sandbox: 32 hex digits. Ids may be 76 characters and a socket or link name may not.
 pub(super) fn hash(namespace: &str, sandbox_id: &str) -> String {
     let digest = Sha256::digest(format!("{namespace}\0{sandbox_id}"));
-    digest[..16].iter().map(|b| format!("{b:02x}")).collect()
+    crate::id::hex(&digest[..16])
 }
 
 impl NetworkRecord {

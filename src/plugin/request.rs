@@ -179,7 +179,7 @@ impl Request {
     /// The same for every attempt that would get the same network now.
     fn digest(&self) -> String {
         let conf = Sha256::digest(&self.conf.bytes);
-        let conf: String = conf.iter().map(|b| format!("{b:02x}")).collect();
+        let conf = crate::id::hex(&conf);
         let attachment = self.attachment(&self.id, Path::new("/"));
         network::asked(
             std::slice::from_ref(&self.conf),

@@ -71,6 +71,5 @@ pub(super) fn root(config: &Config) -> PathBuf {
 
 fn path(config: &Config, request: &Request) -> PathBuf {
     let digest = Sha256::digest(format!("{}\0{}", request.id, request.attached()));
-    let name: String = digest[..16].iter().map(|b| format!("{b:02x}")).collect();
-    root(config).join("ids").join(name)
+    root(config).join("ids").join(crate::id::hex(&digest[..16]))
 }

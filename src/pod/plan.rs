@@ -136,7 +136,7 @@ impl Plan {
         if let Some(spec) = &self.spec {
             hash.update(spec.json.to_string().as_bytes());
         }
-        Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+        Ok(crate::id::hex(&hash.finalize()))
     }
 
     /// Size of the pod's /dev/shm in bytes.
