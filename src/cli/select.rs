@@ -6,6 +6,7 @@
 use std::borrow::Borrow;
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::error::Kind;
 use crate::pod::record::{self, Found, Record};
@@ -18,13 +19,18 @@ use super::supervisor::{label, short};
 /// Name of the container that `run` made the pod for.
 pub const MAIN: &str = "main";
 
+/// How long a pod may be without its journal before that is a fault.
+const REMOVAL: Duration = Duration::from_secs(1);
+
 /// The pod that `target` stands for, readable or not.
 pub fn pod(host: &Host, target: &str) -> Result<Found, Failure> {
     // Exact name, exact id: no need to read two hundred journals.
     let exact = names::lookup(host, target).filter(|id| crate::id::check("pod id", id).is_ok());
     for id in exact.iter().map(String::as_str).chain([target]) {
-        if crate::id::check("pod id", id).is_ok() && host.pod_dir(id).is_dir() {
-            return Ok(found(host, id));
+        if crate::id::check("pod id", id).is_ok()
+            && let Some(found) = record::look(&host.pod_dir(id), &host.namespace)
+        {
+            return Ok(found);
         }
     }
     let all = record::list(&host.config, Some(&host.namespace));
@@ -80,11 +86,25 @@ fn latest(all: &[Found], named: Vec<usize>) -> Vec<usize> {
 pub fn readable(host: &Host, target: &str) -> Result<Box<Record>, Failure> {
     match pod(host, target)? {
         Found::Record(record) => Ok(record),
+        Found::Broken { id, .. } if is_being_removed(&host.pod_dir(&id)) => Err(unknown(target)),
         Found::Broken { reason, .. } => Err(Failure::no_such(
             Kind::State,
             format!("use pod {target:?}: {reason}"),
         )),
     }
+}
+
+/// The supervisor takes its journal along when it leaves, and whoever removes the pod takes the directory right after
+/// that: a directory without a journal that goes within [`REMOVAL`].
+fn is_being_removed(dir: &Path) -> bool {
+    let end = Instant::now() + REMOVAL;
+    while dir.exists() {
+        if dir.join(record::FILE).exists() || Instant::now() > end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    true
 }
 
 /// A pod and one of its containers from `POD` or `POD/CONTAINER`.
@@ -167,17 +187,6 @@ fn choose(pod: &str, known: &[String], wanted: Option<&str>) -> Result<String, S
         [only] => Ok(only.clone()),
         [] => Err(format!("none is called {wanted:?}; there are: {}", names())),
         _ => Err(format!("{wanted:?} fits more than one of: {}", names())),
-    }
-}
-
-fn found(host: &Host, id: &str) -> Found {
-    match record::read(&host.pod_dir(id)) {
-        Ok(record) => Found::Record(Box::new(record)),
-        Err(e) => Found::Broken {
-            namespace: host.namespace.clone(),
-            id: id.to_owned(),
-            reason: e.to_string(),
-        },
     }
 }
 

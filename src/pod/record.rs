@@ -321,6 +321,19 @@ pub fn read(dir: &Path) -> Result<Record> {
     })
 }
 
+/// The sandbox of `namespace` that has this directory; None when it has gone, if only while one looked.
+pub fn look(dir: &Path, namespace: &str) -> Option<Found> {
+    match read(dir) {
+        Ok(record) => Some(Found::Record(Box::new(record))),
+        Err(_) if !dir.exists() => None,
+        Err(e) => Some(Found::Broken {
+            namespace: namespace.to_owned(),
+            id: dir.file_name()?.to_str()?.to_owned(),
+            reason: e.to_string(),
+        }),
+    }
+}
+
 /// Every sandbox of `namespace` (or of all), sorted by creation, broken ones last.
 pub fn list(config: &Config, namespace: Option<&str>) -> Vec<Found> {
     let mut found: Vec<Found> = Vec::new();
@@ -331,14 +344,7 @@ pub fn list(config: &Config, namespace: Option<&str>) -> Vec<Found> {
         }
         let root = config.runtime_root.join(&space);
         for id in directories(&root) {
-            found.push(match read(&root.join(&id)) {
-                Ok(record) => Found::Record(Box::new(record)),
-                Err(e) => Found::Broken {
-                    namespace: space.clone(),
-                    id,
-                    reason: e.to_string(),
-                },
-            });
+            found.extend(look(&root.join(&id), &space));
         }
     }
     found.sort_by_key(|f| match f {

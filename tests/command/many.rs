@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::{Sandbox, Snapshot, cni, podvisor, rootfs};
 
@@ -76,4 +76,63 @@ fn twenty_pods_at_once_on_a_new_bridge_have_twenty_addresses() {
         assert_eq!(removed.stdout.lines().count(), 20);
         before.assert_unchanged();
     });
+}
+
+/// FL-052: pods of a second, 200 in a minute; each is stopped about when it ends by itself.
+#[test]
+fn fl_052_short_lives_that_are_stopped_as_they_end_leave_no_supervisor() {
+    let name = "many::fl_052_short_lives_that_are_stopped_as_they_end_leave_no_supervisor";
+    let pods: u32 = if crate::support::slow() { 1000 } else { 40 };
+    Sandbox::new(name).bound(Duration::from_secs(900)).run(|| {
+        let kit = Kit {
+            rootfs: rootfs::make(),
+        };
+        cni::bridge("testnet", "pvt0", "10.87.1.0/24")
+            .portmap()
+            .write();
+        let before = Snapshot::take();
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            for n in 0..pods {
+                let kit = &kit;
+                std::thread::sleep((begun + EVERY * n).saturating_duration_since(Instant::now()));
+                scope.spawn(move || short_life(kit, n));
+            }
+        });
+        println!("{pods} short lives in {:?}", begun.elapsed());
+        before.assert_unchanged();
+    });
+}
+
+/// Of 200 in a minute.
+const EVERY: Duration = Duration::from_millis(300);
+
+/// A pod that removes itself when its second is over, or one that is kept until it is removed; stopped at that moment.
+fn short_life(kit: &Kit, n: u32) {
+    let name = format!("cron-{n}");
+    // From a tenth of a second before the end to a tenth after it.
+    let until_stop = Duration::from_millis(900 + u64::from(n * 7 % 200));
+    let script = "echo up; sleep 1";
+    if n.is_multiple_of(2) {
+        kit.detached(&["--name", &name], script);
+        std::thread::sleep(until_stop);
+        podvisor(&["stop", &name]).ok();
+        podvisor(&["rm", &name]).ok();
+    } else {
+        let mut running = kit.background(&["--rm", "--name", &name], script);
+        running.wait_for("up");
+        std::thread::sleep(until_stop);
+        let stopped = podvisor(&["stop", &name]);
+        assert!(
+            stopped.code == Some(0) || stopped.stderr.contains("no pod"),
+            "{stopped:#?}"
+        );
+        let (code, signal) = running.end();
+        // 143: the stop came first. 0: the second was over.
+        assert!(
+            matches!(code, Some(0 | 137 | 143)) && signal.is_none(),
+            "{code:?} {signal:?} {}",
+            running.stderr()
+        );
+    }
 }
