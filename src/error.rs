@@ -96,6 +96,21 @@ impl Error {
         Self::io(what, io::Error::from_raw_os_error(errno as i32))
     }
 
+    /// A mount that the kernel refused while doing `what`. Its ENOSPC is not the disk's: count_mounts in fs/namespace.c
+    /// answers so when a mount namespace has as many mounts as it may have.
+    pub fn mount(what: impl fmt::Display, source: impl Into<io::Error>) -> Self {
+        let source = source.into();
+        if source.kind() != io::ErrorKind::StorageFull {
+            return Self::io(what, source);
+        }
+        let most = std::fs::read_to_string("/proc/sys/fs/mount-max").unwrap_or_default();
+        let what = format!(
+            "{what}: no disk is full, this mount namespace has the {} mounts that fs.mount-max allows: raise it, or look in /proc/self/mountinfo for who leaves mounts behind",
+            most.trim()
+        );
+        Self::io(what, source)
+    }
+
     /// Any other cause.
     pub fn caused(
         kind: Kind,
@@ -196,6 +211,17 @@ mod tests {
         }
         let strange = serde_json::from_str::<Kind>("\"of-tomorrow\"").unwrap();
         assert_eq!(strange, Kind::Other);
+    }
+
+    #[test]
+    fn a_full_mount_namespace_is_no_full_disk() {
+        use nix::errno::Errno;
+        let full = Error::mount("mount x", Errno::ENOSPC).to_string();
+        assert!(full.starts_with("mount x: no disk is full"), "{full}");
+        assert!(full.contains("fs.mount-max"), "{full}");
+        let denied = Error::mount("mount x", Errno::EACCES);
+        assert_eq!(denied.kind(), Kind::Denied);
+        assert!(denied.to_string().starts_with("mount x: "), "{denied}");
     }
 
     #[test]

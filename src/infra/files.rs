@@ -200,7 +200,7 @@ impl PodFiles {
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         let data = format!("mode=1777,size={}", self.shm_size);
         mount(Some("shm"), shm, Some("tmpfs"), flags, Some(data.as_str()))
-            .context(|| format!("mount the pod's shm at {}", shm.display()))
+            .map_err(|e| Error::mount(format_args!("mount the pod's shm at {}", shm.display()), e))
     }
 }
 

@@ -122,7 +122,8 @@ impl Prepared {
             .get(report.step as usize)
             .copied()
             .unwrap_or("do an unknown step");
-        Error::io(
+        // No step but a mount can find its room full.
+        Error::mount(
             format_args!("make the infra process: {step}"),
             io::Error::from_raw_os_error(report.errno),
         )
@@ -270,7 +271,11 @@ fn spawn_from(
     steps: &[Step<'_>],
     report: BorrowedFd<'_>,
 ) -> Result<i32> {
-    let spawn = || clone::spawn(flags, steps, report).context(|| format!("clone into {flags:?}"));
+    let spawn = || {
+        // A mount namespace is born with all its parent's mounts.
+        clone::spawn(flags, steps, report)
+            .map_err(|e| Error::mount(format_args!("clone into {flags:?}"), e))
+    };
     if joined.is_empty() {
         return spawn();
     }

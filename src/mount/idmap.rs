@@ -147,7 +147,7 @@ fn copy(source: &Path, target: &Path, namespace: &OwnedFd, recursive: bool) -> R
         };
         Error::io(format!("{}{hint}", what()), e)
     })?;
-    tree.attach(target).context(what)
+    tree.attach(target).map_err(|e| Error::mount(what(), e))
 }
 
 #[cfg(test)]

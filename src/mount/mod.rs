@@ -179,7 +179,7 @@ fn place(wanted: &Mount, options: &mut Options, point: &Path, scratch: &Path) ->
     let data = (!data.is_empty()).then_some(data.as_str());
     let kind = Some(wanted.kind.as_str());
     mount(Some(source.as_str()), point, kind, options.flags, data)
-        .context(|| format!("mount {:?}", wanted.source))
+        .map_err(|e| Error::mount(format_args!("mount {:?}", wanted.source), e))
 }
 
 /// Opens `target` inside `root`: links and `..` in it cannot lead out (openat2 with RESOLVE_IN_ROOT).

@@ -79,7 +79,7 @@ pub(super) fn relative(source: &str, target: &Path, options: &Options) -> Result
     let data =
         CString::new(data).map_err(|e| Error::caused(Kind::Invalid, "mount an overlay", e))?;
     mount_in(&cwd, source, target, "overlay", options.flags, &data)
-        .map_err(|e| Error::io(format!("mount an overlay from {}", cwd.display()), e))
+        .map_err(|e| Error::mount(format_args!("mount an overlay from {}", cwd.display()), e))
 }
 
 /// The directory all layers share, and the options with layers relative to it.

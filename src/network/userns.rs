@@ -179,5 +179,5 @@ fn pin(pid: i32, kind: &str, path: &Path) -> Result<()> {
         MsFlags::MS_BIND,
         None::<&str>,
     )
-    .context(what)
+    .map_err(|e| Error::mount(what(), e))
 }

@@ -195,10 +195,8 @@ fn bind(config: &Config, request: &Request, pin: &std::path::Path) -> Result<()>
         ));
     }
     sys::mount::replace_bind(pin, &request.netns).map_err(|e| {
-        Error::io(
-            format!("bind {} over {}", pin.display(), request.netns.display()),
-            e,
-        )
+        let what = format!("bind {} over {}", pin.display(), request.netns.display());
+        Error::mount(what, e)
     })
 }
 

@@ -10,7 +10,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::CloneFlags;
 
 use super::thread_ns::{self, Enter};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 
 /// Makes a network namespace, brings its `lo` up and binds it to `path`, a file made here (its directory must exist).
 ///
@@ -32,7 +32,12 @@ pub fn new_netns_pinned(path: &Path) -> Result<()> {
             MsFlags::MS_BIND,
             None::<&str>,
         )
-        .context(|| format!("pin a network namespace at {}", path.display()))
+        .map_err(|e| {
+            Error::mount(
+                format_args!("pin a network namespace at {}", path.display()),
+                e,
+            )
+        })
     });
     if made.is_err() {
         let _ = fs::remove_file(path);
