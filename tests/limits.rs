@@ -142,6 +142,7 @@ fn the_end_of_the_infra_process_is_the_same_whatever_ended_it() {
             let net = fake::plugin(Path::new(cni::PLUGINS), "fake");
             let before = Snapshot::take();
             on(async {
+                let mut quickest = BOUND;
                 // TERM and INT are asked of the program, which then exits 0.
                 for (n, (how, exit)) in [
                     (Signal::SIGTERM, 0),
@@ -162,11 +163,13 @@ fn the_end_of_the_infra_process_is_the_same_whatever_ended_it() {
                         tokio::spawn(async move { wait(&client, &id).await })
                     };
                     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                    let ended = std::time::Instant::now();
                     signal(infra, how);
                     let exited = waiting.await.unwrap().unwrap();
                     assert_eq!(exited.exit_status, exit, "{how}");
                     let told = status(&client, &pod.id).await.unwrap();
                     assert_eq!(told.state, "SANDBOX_NOTREADY", "{how}");
+                    quickest = quickest.min(ended.elapsed());
                     assert_eq!(told.exited_at, exited.exited_at);
                     let info = &told.info["info"];
                     assert!(info.contains("ended by itself"), "{info}");
@@ -187,6 +190,9 @@ fn the_end_of_the_infra_process_is_the_same_whatever_ended_it() {
                         "{how}"
                     );
                 }
+                // Told by the kernel, not found by looking: the quickest of them shows it on a machine that is busy as well.
+                println!("not ready {quickest:?} after the end of the infra process");
+                assert!(quickest < std::time::Duration::from_secs(1), "{quickest:?}");
                 assert_eq!(shims(), [0_i32; 0]);
             });
             before.assert_unchanged();
