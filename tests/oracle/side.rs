@@ -93,6 +93,11 @@ pub struct Calls {
 impl Side {
     /// Starts the shim of `peer` (its Go shim, or ours as `peer` starts it) with one bundle, `c`.
     pub fn launch(who: Who, peer: &Peer) -> Self {
+        Self::launch_by(who, peer, |start| run(start, BOUND).ok().stdout)
+    }
+
+    /// The same; `started` runs `start` and gives what it printed.
+    pub fn launch_by(who: Who, peer: &Peer, started: impl FnOnce(&mut Command) -> String) -> Self {
         let _ = fs::remove_dir_all("/run/oracle");
         fs::create_dir_all("/run/oracle").unwrap();
         let events = Arc::<Recorder>::default();
@@ -109,7 +114,7 @@ impl Side {
         };
         let rootfs = rootfs::make();
         bundle(dir.path(), "c", &spec("c", "true"));
-        let socket = start(who, peer, &dir.path().join("c"));
+        let socket = start(who, peer, &dir.path().join("c"), started);
         Self {
             rootfs,
             service,
@@ -466,7 +471,12 @@ fn serve(recorder: Arc<Recorder>) -> Background {
 }
 
 /// `start`, with what that daemon gives it; answers the socket.
-fn start(who: Who, peer: &Peer, bundle: &Path) -> PathBuf {
+fn start(
+    who: Who,
+    peer: &Peer,
+    bundle: &Path,
+    started: impl FnOnce(&mut Command) -> String,
+) -> PathBuf {
     let log = bundle.join("log");
     nix::unistd::mkfifo(&log, nix::sys::stat::Mode::S_IRWXU).unwrap();
     // The daemon reads it from before the start; both ways, so that this does not wait for the writer.
@@ -501,7 +511,7 @@ fn start(who: Who, peer: &Peer, bundle: &Path) -> PathBuf {
         .env("MAX_SHIM_VERSION", if old { "2" } else { "3" })
         .current_dir(bundle)
         .stdin(Stdio::null());
-    let answer = run(&mut command, BOUND).ok().stdout;
+    let answer = started(&mut command);
     let address = match serde_json::from_str::<Value>(&answer) {
         Ok(json) => json["address"].as_str().unwrap().to_owned(),
         Err(_) => answer,
