@@ -9,13 +9,14 @@ use std::time::Duration;
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use podvisor::config::Config;
-use podvisor::network::{Holder, NetworkRecord};
+use podvisor::network::{self, Attachment, Holder, NetworkConf, NetworkRecord};
 use podvisor::pod::journal;
 use podvisor::pod::record::{self, State};
 use podvisor::process::Identity;
 
 use crate::rig;
 use crate::support::bin::PODVISOR;
+use crate::support::fake::Act;
 use crate::support::{Sandbox, Snapshot, eventually, podvisor};
 
 const DEAD: usize = 2000;
@@ -31,8 +32,9 @@ fn nobody() -> Identity {
     }
 }
 
-/// Everything that a pod leaves whose supervisor was killed: its journal, its network's record, the file of its socket.
-fn leave_dead(config: &Config) {
+/// Everything that `count` pods leave whose supervisors were killed: journals, their networks' records, the files of their
+/// sockets; a DEL of `owed`, where that is given.
+fn leave_dead(config: &Config, count: usize, owed: Option<&NetworkConf>) {
     let private = |dir: &Path| {
         fs::create_dir_all(dir).unwrap();
         fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).unwrap();
@@ -40,7 +42,7 @@ fn leave_dead(config: &Config) {
     private(&config.runtime_root);
     let sockets = config.runtime_root.join("s");
     private(&sockets);
-    for n in 0..DEAD {
+    for n in 0..count {
         let id = format!("dead{n:04}");
         let dir = config.sandbox_dir("default", &id);
         private(dir.parent().unwrap());
@@ -58,12 +60,23 @@ fn leave_dead(config: &Config) {
         let holder = Holder {
             namespace: "default".into(),
             sandbox_id: id.clone(),
-            name: id,
+            name: id.clone(),
             boot_id: record.boot_id.clone(),
             supervisor: Some(nobody()),
             ..Holder::default()
         };
         network.hold(&holder).unwrap();
+        if let Some(conf) = owed {
+            let attachment = Attachment {
+                container_id: id,
+                netns: config.runtime_root.join("netns").join(network.place()),
+                ifname: "eth0".into(),
+                args: Vec::new(),
+                port_mappings: Vec::new(),
+                capabilities: serde_json::Map::new(),
+            };
+            network.begin(conf, &attachment).unwrap();
+        }
     }
 }
 
@@ -126,7 +139,7 @@ fn two_thousand_dead_pods_delay_nobody_and_gc_takes_them_all() {
             let alone = life();
             before.assert_unchanged();
             let config = Config::default();
-            leave_dead(&config);
+            leave_dead(&config, DEAD, None);
             let among = life();
             println!("reads alone {alone:?}, among {DEAD} dead pods {among:?} (create, ps, supervisor, stop, rm)");
             for (n, what) in [(0, "create"), (3, "stop"), (4, "rm")] {
@@ -149,4 +162,37 @@ fn two_thousand_dead_pods_delay_nobody_and_gc_takes_them_all() {
             });
             assert_eq!((plugin.count("ADD"), plugin.count("DEL")), (2, 2));
         });
+}
+
+/// FL-070: what three hundred dead pods owe takes a plugin a fifth of a second each; a new pod does not wait for that.
+#[test]
+fn dels_owed_by_three_hundred_dead_pods_delay_no_new_one() {
+    const OWING: usize = 300;
+    let name = "stale::dels_owed_by_three_hundred_dead_pods_delay_no_new_one";
+    Sandbox::new(name).bound(Duration::from_secs(600)).run(|| {
+        let plugin = rig::fake_network();
+        let before = Snapshot::take();
+        let config = Config::default();
+        let conf = network::load_conf(&config, None).unwrap();
+        leave_dead(&config, OWING, Some(&conf));
+        plugin.on("DEL", &[Act::Sleep(0.2)]);
+        let mut gc = Command::new(PODVISOR)
+            .arg("gc")
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        eventually(Duration::from_secs(60), "the first DEL", || {
+            (plugin.count("DEL") > 0).then_some(())
+        });
+        podvisor(&["create", "--name", "web"]).ok();
+        assert!(podvisor(&["ps"]).ok().stdout.contains("web"));
+        podvisor(&["rm", "-f", "web"]).ok();
+        let sent = plugin.count("DEL");
+        assert!(gc.try_wait().unwrap().is_none() && sent < OWING, "{sent}");
+        assert!(gc.wait().unwrap().success());
+        eventually(Duration::from_secs(60), "nothing is left", || {
+            before.changes().is_empty().then_some(())
+        });
+        assert_eq!((plugin.count("ADD"), plugin.count("DEL")), (1, OWING + 1));
+    });
 }
