@@ -380,6 +380,11 @@ impl Containers {
         let _ = self.shared.unclaimed.subscribe().changed().await;
     }
 
+    /// Changes with every container that has gone.
+    pub fn removals(&self) -> tokio::sync::watch::Receiver<()> {
+        self.shared.removals.subscribe()
+    }
+
     /// A [`Containers::stop_all`] that is under way gives no grace beyond `grace` from now: whoever asks last does not wait
     /// for the patience of whoever asked first.
     pub fn shorten_grace(&self, grace: Duration) {

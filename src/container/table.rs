@@ -47,6 +47,8 @@ pub(super) struct Shared {
     grace_end: watch::Sender<Option<Instant>>,
     /// How many were thrown away because nobody took them.
     pub unclaimed: watch::Sender<u64>,
+    /// Told of every container that has gone.
+    pub removals: watch::Sender<()>,
 }
 
 /// One creation and whom it is for.
@@ -116,6 +118,7 @@ impl Shared {
             joined: Mutex::default(),
             grace_end: watch::Sender::new(None),
             unclaimed: watch::Sender::new(0),
+            removals: watch::Sender::new(()),
         }
     }
 
@@ -207,6 +210,7 @@ impl Shared {
         creations.remove(&container.fixed.id);
         drop(creations);
         container.notify();
+        self.removals.send_replace(());
     }
 
     /// Stores the container's record as it is now; nothing once it is forgotten.

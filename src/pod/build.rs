@@ -179,10 +179,10 @@ impl Pod {
             let mut inner = self.lock();
             let claimed = job.settle(());
             inner.unclaimed = !claimed;
-            inner.phase = match claimed {
+            inner.enter(match claimed {
                 true => Phase::Ready,
                 false => Phase::Parked,
-            };
+            });
             claimed
         };
         if !claimed {
@@ -218,7 +218,7 @@ impl Pod {
         let mut inner = self.lock();
         if matches!(inner.phase, Phase::Starting(_)) {
             // The request is still on record: the next StartSandbox may try again.
-            inner.phase = Phase::Created;
+            inner.enter(Phase::Created);
         }
     }
 

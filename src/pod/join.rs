@@ -148,7 +148,7 @@ impl Pod {
                 // Another request was as fast as this one.
                 Phase::Ready => false,
                 Phase::Parked => {
-                    inner.phase = Phase::Ready;
+                    inner.enter(Phase::Ready);
                     true
                 }
                 _ => return Err(self.stopped()),
@@ -199,7 +199,7 @@ impl Pod {
             Phase::Created => {
                 let plan = inner.plan.clone().ok_or_else(gone)?;
                 let (job, waiter) = Job::begin();
-                inner.phase = Phase::Starting(job.clone());
+                inner.enter(Phase::Starting(job.clone()));
                 drop(inner);
                 let (pod, work) = (self.clone(), job.clone());
                 job.run(async move { pod.run_creation(plan, work).await });

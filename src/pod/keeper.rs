@@ -77,7 +77,7 @@ impl Pod {
             if !matches!(inner.phase, Phase::Stopping) {
                 return;
             }
-            inner.phase = Phase::Stopped;
+            inner.enter(Phase::Stopped);
         }
         self.shared.journal.note(|r| {
             r.state = State::Stopped;

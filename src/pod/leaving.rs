@@ -57,7 +57,7 @@ impl Pod {
         }
         let unclaimed = matches!(self.lock().phase, Phase::Parked | Phase::Starting(_));
         let kept = unclaimed && self.park_network(true).await;
-        self.lock().phase = Phase::Ending;
+        self.lock().enter(Phase::Ending);
         let result = self.shut_down_everything(Duration::ZERO, kept).await;
         self.shared.ended.send_replace(true);
         Some(result)
@@ -91,7 +91,7 @@ impl Pod {
     async fn leave_at_once(&self, job: Job) -> Result<()> {
         {
             let mut inner = self.lock();
-            inner.phase = Phase::Ending;
+            inner.enter(Phase::Ending);
             inner.left = Some(job.clone());
         }
         // Whoever still waits is told now: the plugin may take minutes, and the socket goes with this request.

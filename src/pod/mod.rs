@@ -9,6 +9,7 @@ mod build;
 pub mod gc;
 mod handover;
 pub mod history;
+mod idle;
 mod info;
 pub mod join;
 pub mod journal;
@@ -101,7 +102,10 @@ struct Shared {
 
 #[derive(Debug)]
 struct Inner {
+    /// Changed by [`Inner::enter`] only.
     phase: Phase,
+    /// Told of every phase.
+    entered: watch::Sender<()>,
     plan: Option<Arc<Plan>>,
     digest: String,
     /// Nobody has been given the pod yet: it was parked, and if its infra process ends meanwhile it still expires.
@@ -110,6 +114,13 @@ struct Inner {
     infra_watched: bool,
     /// The creation that goes on for its network's sake alone, after the pod was shut down.
     left: Option<Job>,
+}
+
+impl Inner {
+    fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.entered.send_replace(());
+    }
 }
 
 /// Where the pod is in its life; finer than the record's state, for deciding what a request may do.
@@ -158,6 +169,7 @@ impl Pod {
             journal,
             inner: Mutex::new(Inner {
                 phase: Phase::Empty,
+                entered: watch::Sender::new(()),
                 plan: None,
                 digest: String::new(),
                 unclaimed: false,
@@ -198,7 +210,7 @@ impl Pod {
         self.take_directory().await?;
         self.prepare(&plan, &digest)?;
         let mut inner = self.lock();
-        inner.phase = Phase::Created;
+        inner.enter(Phase::Created);
         inner.plan = Some(Arc::new(plan));
         inner.digest = digest;
         Ok(())
@@ -265,7 +277,7 @@ impl Pod {
             }
             self.take_directory().await?;
             self.shared.journal.update(|r| r.state = State::TaskOnly)?;
-            self.lock().phase = Phase::TaskOnly;
+            self.lock().enter(Phase::TaskOnly);
             Ok(())
         })
         .await
@@ -314,13 +326,6 @@ impl Pod {
         let mut ended = self.shared.ended.subscribe();
         // An error means that the pod itself is gone: that is an end, too.
         let _ = ended.wait_for(|e| *e).await;
-    }
-
-    /// True while there is nothing to live for: no sandbox, no container, and none of them being made.
-    pub fn is_unused(&self) -> bool {
-        matches!(self.lock().phase, Phase::Empty | Phase::TaskOnly)
-            && self.shared.work.try_lock().is_ok()
-            && self.shared.containers.list().is_empty()
     }
 
     /// State for SIGUSR1's dump: phase, stage, containers. Takes no lock for longer than a copy.

@@ -49,7 +49,7 @@ impl Pod {
         let phase = self.lock().phase.clone();
         match phase {
             Phase::Ending | Phase::Stopped => return Ok(()),
-            _ => self.lock().phase = Phase::Stopping,
+            _ => self.lock().enter(Phase::Stopping),
         }
         self.unpark("removed");
         let _reporting = self.report();
@@ -59,7 +59,7 @@ impl Pod {
         self.end_exit().await;
         if result.is_ok() {
             // After an error the phase stays: the next stop has to try again.
-            self.lock().phase = Phase::Stopped;
+            self.lock().enter(Phase::Stopped);
         }
         failpoint::pass("stop.record.before");
         let hangs = self.shared.containers.is_any_alive(false);
@@ -120,7 +120,7 @@ impl Pod {
         if !self.is_unused() {
             return false;
         }
-        self.lock().phase = Phase::Ending;
+        self.lock().enter(Phase::Ending);
         if let Err(error) = self.shared.journal.close() {
             tracing::error!(%error, "remove the journal of a supervisor that leaves");
         }
@@ -137,11 +137,6 @@ impl Pod {
         }
         self.forget_what_is_beside();
         matches!(self.lock().phase, Phase::Ending)
-    }
-
-    /// CreateSandbox was the last that anybody wanted: nothing runs, nothing is being made.
-    pub fn is_only_created(&self) -> bool {
-        matches!(self.lock().phase, Phase::Created)
     }
 
     /// SIGTERM: stops with grace, undoes everything, parked things too, and the supervisor leaves.
@@ -166,7 +161,7 @@ impl Pod {
         if matches!(self.lock().phase, Phase::Ending) || !wanted() {
             return Ok(());
         }
-        self.lock().phase = Phase::Ending;
+        self.lock().enter(Phase::Ending);
         self.unpark("removed");
         let _reporting = self.report();
         self.shared.journal.note_stage("shutdown", true);

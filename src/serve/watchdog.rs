@@ -60,6 +60,7 @@ pub async fn watch(
     let limit = Duration::from_secs_f64(idle_timeout);
     let idle = idle(
         || pod.is_unused(),
+        in_use(pod, limit, Pod::is_unused),
         connections.clone(),
         limit,
         limit * CONNECTED,
@@ -69,7 +70,15 @@ pub async fn watch(
             std::future::pending::<()>().await;
         }
         let count = connections.clone();
-        self::idle(|| pod.is_only_created(), count, limit, Duration::MAX).await;
+        let in_use = in_use(pod, limit, Pod::is_only_created);
+        self::idle(
+            || pod.is_only_created(),
+            in_use,
+            count,
+            limit,
+            Duration::MAX,
+        )
+        .await;
     };
     let orphaned = async {
         helper_died(helper).await;
@@ -83,6 +92,19 @@ pub async fn watch(
         () = idle => Reason::Unused,
         () = unstarted => Reason::Unstarted,
         () = unclaimed(pod) => Reason::Unclaimed,
+    }
+}
+
+/// Resolves, each time it is called, when a pod that is in use may have ceased to be. A supervisor that is in use has no
+/// timer for this: a thousand of them would wake a machine that has nothing to do a thousand times in `limit`.
+fn in_use(pod: &Pod, limit: Duration, is_idle: fn(&Pod) -> bool) -> impl AsyncFnMut() {
+    let mut changes = pod.changes();
+    async move || {
+        if pod.is_at_work() {
+            sleep(limit).await;
+        } else if !is_idle(pod) {
+            changes.next().await;
+        }
     }
 }
 
@@ -124,16 +146,17 @@ fn set_nonblocking(pipe: OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Resolves when the pod has been unused for the whole of `limit` with nobody connected, or of `connected_limit` with
-/// somebody.
+/// somebody. `in_use` is waited for while it is used.
 async fn idle(
     is_unused: impl Fn() -> bool,
+    mut in_use: impl AsyncFnMut(),
     mut connections: watch::Receiver<usize>,
     limit: Duration,
     connected_limit: Duration,
 ) {
     loop {
         if !is_unused() {
-            sleep(limit).await;
+            in_use().await;
             continue;
         }
         // A connection is a sign of life that costs no timer to wait for.
@@ -156,11 +179,28 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
+    async fn never() {
+        std::future::pending().await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_ceases_to_be_used_gets_its_time_then() {
+        let count = watch::Sender::new(0);
+        let used = std::cell::Cell::new(3);
+        let start = Instant::now();
+        let told = async || {
+            sleep(LIMIT * 5).await;
+            used.set(used.get() - 1);
+        };
+        idle(|| used.get() == 0, told, count.subscribe(), LIMIT, LIMIT).await;
+        assert_eq!(start.elapsed(), LIMIT * 16);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_unused_supervisor_leaves_after_its_time() {
         let count = watch::Sender::new(0);
         let start = Instant::now();
-        idle(|| true, count.subscribe(), LIMIT, LIMIT * CONNECTED).await;
+        idle(|| true, never, count.subscribe(), LIMIT, LIMIT * CONNECTED).await;
         assert!(start.elapsed() >= LIMIT && start.elapsed() < LIMIT * 2);
     }
 
@@ -170,7 +210,7 @@ mod tests {
         assert!(
             timeout(
                 LIMIT * 5,
-                idle(|| true, count.subscribe(), LIMIT, LIMIT * CONNECTED)
+                idle(|| true, never, count.subscribe(), LIMIT, LIMIT * CONNECTED)
             )
             .await
             .is_err()
@@ -179,7 +219,7 @@ mod tests {
         assert!(
             timeout(
                 LIMIT * 50,
-                idle(|| false, count.subscribe(), LIMIT, LIMIT * CONNECTED)
+                idle(|| false, never, count.subscribe(), LIMIT, LIMIT * CONNECTED)
             )
             .await
             .is_err()
@@ -190,7 +230,7 @@ mod tests {
     async fn a_connection_that_asks_for_nothing_does_not_keep_it_for_ever() {
         let count = watch::Sender::new(1);
         let start = Instant::now();
-        idle(|| true, count.subscribe(), LIMIT, LIMIT * CONNECTED).await;
+        idle(|| true, never, count.subscribe(), LIMIT, LIMIT * CONNECTED).await;
         assert!(start.elapsed() >= LIMIT * CONNECTED);
     }
 
@@ -198,7 +238,7 @@ mod tests {
     async fn the_time_starts_anew_when_a_connection_ends() {
         let count = watch::Sender::new(0);
         let start = Instant::now();
-        let leave = idle(|| true, count.subscribe(), LIMIT, LIMIT * CONNECTED);
+        let leave = idle(|| true, never, count.subscribe(), LIMIT, LIMIT * CONNECTED);
         let visit = async {
             sleep(LIMIT / 2).await;
             count.send_replace(1);
