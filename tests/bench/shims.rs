@@ -16,7 +16,7 @@ use crate::processes;
 use crate::rig::{self, clocked, floor, load, rounds, timed};
 use crate::side::{self, Side, Who};
 use crate::support::peers::Peer;
-use crate::support::{Sandbox, require, sh};
+use crate::support::{Sandbox, eventually, require, sh};
 use crate::table::{GO, Table};
 
 const RUNTIMES: [&str; 2] = ["runc", "crun"];
@@ -132,9 +132,28 @@ fn bare(side: &Side, runtime: &str) -> (Duration, Duration) {
         assert!(status.success(), "{runtime} {words:?}: {status}");
     };
     let dir = bundle.to_str().unwrap();
-    let ((), create) = clocked(|| run(&["create", "--bundle", dir, "bare"]));
+    let ((), create) = clocked(|| {
+        run(&[
+            "create",
+            "--bundle",
+            dir,
+            "--pid-file",
+            "/run/bare.pid",
+            "bare",
+        ])
+    });
     let ((), start) = clocked(|| run(&["start", "bare"]));
-    let ((), delete) = clocked(|| run(&["delete", "--force", "bare"]));
+    // A shim is asked to delete what has ended; so is the runtime here.
+    let pid: i32 = fs::read_to_string("/run/bare.pid")
+        .unwrap()
+        .parse()
+        .unwrap();
+    run(&["kill", "bare", "KILL"]);
+    eventually(side::BOUND, "its end", || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        (stat.is_empty() || stat.contains(") Z ")).then_some(())
+    });
+    let ((), delete) = clocked(|| run(&["delete", "bare"]));
     nix::mount::umount(&root).unwrap();
     (mounted + create + start, delete)
 }
