@@ -16,6 +16,8 @@ mod kit;
 mod loggers;
 #[path = "container/memory.rs"]
 mod memory;
+#[path = "container/profiles.rs"]
+mod profiles;
 #[path = "container/races.rs"]
 mod races;
 #[path = "container/streams.rs"]
@@ -25,6 +27,8 @@ mod support;
 mod terminals;
 #[path = "container/undoing.rs"]
 mod undoing;
+#[path = "container/youki.rs"]
+mod youki;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -4,6 +4,8 @@
 #[path = "containerd/restarted.rs"]
 mod restarted;
 mod support;
+#[path = "containerd/upgraded.rs"]
+mod upgraded;
 
 use support::{Containerd, Sandboxes, Snapshot, require, rootfs, sandboxed};
 

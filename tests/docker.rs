@@ -10,6 +10,8 @@ mod lives;
 #[path = "docker/restarts.rs"]
 mod restarts;
 mod support;
+#[path = "docker/told.rs"]
+mod told;
 
 use engine::Engine;
 use lives::Seen;
@@ -52,6 +54,19 @@ fn docker_sees_health_limits_and_oom() {
     both("docker_sees_health_limits_and_oom", lives::watched);
 }
 
+#[test]
+fn docker_renames_follows_and_tells_events() {
+    both(
+        "docker_renames_follows_and_tells_events",
+        told::names_and_events,
+    );
+}
+
+#[test]
+fn docker_terminals_are_left_by_keys() {
+    both("docker_terminals_are_left_by_keys", told::keys);
+}
+
 /// What the engine that came back sees, with both runtimes.
 fn restarted(name: &str, options: &[&str], body: fn(&mut Engine, &str, &mut Seen)) {
     sandboxed(name, || {
@@ -71,11 +86,12 @@ fn restarted(name: &str, options: &[&str], body: fn(&mut Engine, &str, &mut Seen
     });
 }
 
-/// But for the engine itself, which is another process with another socket by now.
+/// But for the engine itself, which is other processes with another socket by now.
 fn nothing_is_left(before: &Snapshot) {
     let changes = || {
         let mut changes = before.changes();
-        changes.retain(|line| !line.contains("(dockerd)") && !line.contains("/exec/libnetwork/"));
+        let engines = ["(dockerd)", "(containerd)", "/exec/libnetwork/"];
+        changes.retain(|line| !engines.iter().any(|own| line.contains(own)));
         changes
     };
     let end = std::time::Instant::now() + std::time::Duration::from_secs(8);
@@ -100,5 +116,19 @@ fn docker_killed_without_live_restore() {
         "docker_killed_without_live_restore",
         &[],
         restarts::without_live_restore,
+    );
+}
+
+#[test]
+fn docker_ended_in_good_order() {
+    restarted("docker_ended_in_good_order", &[], restarts::in_good_order);
+}
+
+#[test]
+fn docker_whose_containerd_is_killed() {
+    restarted(
+        "docker_whose_containerd_is_killed",
+        &["--live-restore"],
+        restarts::with_another_containerd,
     );
 }

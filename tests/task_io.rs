@@ -15,6 +15,8 @@ mod cri;
 mod crio;
 #[path = "launch/daemon.rs"]
 mod daemon;
+#[path = "task_io/deleting.rs"]
+mod deleting;
 #[path = "failpoints/image.rs"]
 mod image;
 #[path = "task_io/kit.rs"]

@@ -3,11 +3,12 @@
 //! The record is saved before the first side effect and again as soon as init is known; whatever goes wrong later, the
 //! record is all that undoing it needs.
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::checkpoint::Restoring;
 use super::join::{self, millis};
@@ -22,13 +23,16 @@ use crate::failpoint;
 use crate::job::Job;
 use crate::mount;
 use crate::oci::{self, Runtime};
-use crate::process::Child;
+use crate::process::{Child, Helper, Reaper};
 use crate::spec::Spec;
 use crate::stdio::Io;
 use crate::sys;
+use tokio::runtime::Handle;
 
 /// Parent of the runtimes' state directories when the options name none: where daemons look.
 const DEFAULT_ROOT: &str = "/run/containerd/runc";
+/// For a program that mounts a filesystem: it starts the filesystem's own process and ends.
+const MOUNT_LIMIT: Duration = Duration::from_secs(60);
 /// Where the runtime writes init's pid, in the bundle.
 pub(super) const PID_FILE: &str = "init.pid";
 
@@ -224,7 +228,7 @@ async fn build(
         spec.write(&request.bundle)?;
     }
     enter(job, id, "rootfs");
-    mount_rootfs(request).await?;
+    mount_rootfs(shared, request).await?;
     failpoint::reach("rootfs.mount.after").await?;
     enter(job, id, "stdio");
     let streams = container.inner().init.streams.clone();
@@ -281,24 +285,54 @@ async fn wait_for_start(
 }
 
 /// Mounts on the blocking pool: a slow disk must not hold up the other containers.
-async fn mount_rootfs(request: &CreateRequest) -> Result<()> {
+async fn mount_rootfs(shared: &Shared, request: &CreateRequest) -> Result<()> {
     if request.rootfs.is_empty() {
         return Ok(());
     }
     let (mounts, root) = (request.rootfs.clone(), request.bundle.join("rootfs"));
     // Where the undo of a creation that was cut short finds what is left mounted.
     let scratch = request.bundle.join(oci::SCRATCH);
+    let (reaper, runtime) = (shared.reaper.clone(), Handle::current());
     let work = move || {
         match fs::DirBuilder::new().mode(0o711).create(&root) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(e),
             _ => Ok(()),
         }
         .context(|| format!("make {}", root.display()))?;
-        mount::mount_all(&mounts, &root, &scratch)
+        let run = |program: &str, args| runtime.block_on(mount_by(&reaper, program, args));
+        mount::mount_all(&mounts, &root, &scratch, &run)
     };
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|e| Error::caused(Kind::Other, "mount the root filesystem", e))?
+}
+
+/// Runs a program that mounts. The process of the filesystem, which it leaves, has to outlive it and us.
+async fn mount_by(reaper: &Reaper, program: &str, args: Vec<OsString>) -> Result<()> {
+    let mut helper = Helper::new(program, MOUNT_LIMIT);
+    helper.args = args;
+    helper.env = vec![("PATH".into(), oci::search_path())];
+    helper.die_with_parent = false;
+    helper.spare_group = true;
+    let output = helper.run(reaper).await.map_err(|e| match e.kind() {
+        Kind::NotFound => e
+            .as_kind(Kind::Unsupported)
+            .within("libfuse's programs are needed"),
+        _ => e,
+    })?;
+    if output.exit.code == 0 && !output.timed_out {
+        return Ok(());
+    }
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).trim().to_owned();
+    let how = match output.timed_out {
+        true => format!("no end within {} s, killed", MOUNT_LIMIT.as_secs()),
+        false => format!("exit code {}", output.exit.code),
+    };
+    Err(Error::new(
+        Kind::Other,
+        format!("run {program}: {how}: {said}"),
+    ))
 }
 
 /// The runtime's `create`, unless it is cancelled; init becomes our child.

@@ -4,6 +4,7 @@
 //! mounted, that a target never leaves the root it belongs to, and that unmounting goes by what the kernel lists, not
 //! by what we remember. Must never follow a symbolic link that the image or the container made.
 
+mod helper;
 mod idmap;
 mod options;
 mod overlay;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Context, Error, Kind, Result};
 use crate::sys::loopdev::LoopDevice;
 use crate::sys::mountinfo;
+pub use helper::RunHelper;
 use options::Options;
 
 /// Rounds of [`unmount_tree`]: each takes away one layer of stacked mounts, so this many may be stacked at one place.
@@ -45,15 +47,15 @@ pub struct Mount {
 }
 
 /// Mounts all, in order, below `root`; undoes what it did when one fails. `scratch`: a directory for what is mounted only
-/// meanwhile; made when it is needed, and on the way out empty again.
+/// meanwhile; made when it is needed, and on the way out empty again. `run`: for filesystems that a program mounts
+/// (`fuse.*`, `fuse3.*`).
 ///
 /// # Errors
-/// Unsupported for what is not built (helper programs of FUSE), else what the kernel says, with the number and the type
-/// of the mount.
-pub fn mount_all(mounts: &[Mount], root: &Path, scratch: &Path) -> Result<()> {
+/// What the kernel or the program says, with the number and the type of the mount.
+pub fn mount_all(mounts: &[Mount], root: &Path, scratch: &Path, run: &RunHelper<'_>) -> Result<()> {
     let mut done = Vec::new();
     for (index, mount) in mounts.iter().enumerate() {
-        if let Err(e) = mount_one(mount, root, scratch, &mut done) {
+        if let Err(e) = mount_one(mount, root, scratch, run, &mut done) {
             for point in done.iter().rev() {
                 if let Err(e) = unmount(point) {
                     tracing::warn!(point = %point.display(), error = %e, "undo of a mount");
@@ -103,15 +105,16 @@ pub fn unmount_tree(path: &Path) -> Result<()> {
         .within(format!("unmount all below {}", path.display())))
 }
 
-fn mount_one(wanted: &Mount, root: &Path, scratch: &Path, done: &mut Vec<PathBuf>) -> Result<()> {
-    if wanted.kind.contains("fuse")
-        && (wanted.kind.starts_with("mount.") || wanted.kind.contains('.'))
-    {
-        let why = format!(
-            "mount type {:?}: helper programs are not built yet",
-            wanted.kind
-        );
-        return Err(Error::new(Kind::Unsupported, why));
+fn mount_one(
+    wanted: &Mount,
+    root: &Path,
+    scratch: &Path,
+    run: &RunHelper<'_>,
+    done: &mut Vec<PathBuf>,
+) -> Result<()> {
+    if let Some(program) = helper::of(&wanted.kind) {
+        done.push(helper::place(wanted, root, program, run)?);
+        return Ok(());
     }
     let mut options = Options::parse(&wanted.kind, &wanted.options)?;
     if !options.flags.contains(MsFlags::MS_REMOUNT) || !options.data.is_empty() {

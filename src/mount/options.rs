@@ -23,6 +23,11 @@ pub(super) struct Options {
     pub maps: Maps,
 }
 
+/// Whether it is meant for containerd's own parts only.
+pub(super) fn is_hint(option: &str) -> bool {
+    option.starts_with("X-containerd.")
+}
+
 impl Options {
     /// Sorts `options` of a mount of type `kind`.
     pub(super) fn parse(kind: &str, options: &[String]) -> Result<Self> {
@@ -48,8 +53,8 @@ impl Options {
                 out.is_loop = true;
                 continue;
             }
-            if key.starts_with("X-containerd.") {
-                continue; // hints among containerd's own parts
+            if is_hint(option) {
+                continue;
             }
             if let Some((clear, flag)) = flag(option) {
                 if clear {

@@ -33,9 +33,13 @@ fn wanted(kind: &str, source: &Path, target: &str, options: &[&str]) -> Mount {
     }
 }
 
-/// For lists that need no room for what is mounted meanwhile.
+/// For lists that need no room for what is mounted meanwhile, and no program.
 fn mount_plainly(mounts: &[Mount], root: &Path) -> Result<()> {
-    mount_all(mounts, root, Path::new("/nonexistent"))
+    mount_all(mounts, root, Path::new("/nonexistent"), &no_program)
+}
+
+fn no_program(name: &str, _: Vec<std::ffi::OsString>) -> Result<()> {
+    panic!("nothing has to run {name}")
 }
 
 fn table() -> Vec<mountinfo::Entry> {
@@ -233,7 +237,7 @@ fn the_lower_layers_of_an_overlay_are_mapped_and_the_upper_is_not() {
         ];
         let list = [wanted("overlay", Path::new("overlay"), "", &options)];
         let before = table();
-        match mount_all(&list, &d[4], &d[5]) {
+        match mount_all(&list, &d[4], &d[5], &no_program) {
             Ok(()) => {
                 for name in ["a", "b"] {
                     let file = fs::metadata(d[4].join(name)).unwrap();
@@ -255,7 +259,77 @@ fn the_lower_layers_of_an_overlay_are_mapped_and_the_upper_is_not() {
             "",
             &["uidmap=0:1:1", "gidmap=0:1:1"],
         )];
-        let error = mount_all(&plain, &d[4], &d[5]).unwrap_err();
+        let error = mount_all(&plain, &d[4], &d[5], &no_program).unwrap_err();
         assert_eq!(error.kind(), Kind::Unsupported);
+    });
+}
+
+/// What a program is told, what it does, and what it answers.
+fn by_program(
+    base: &Path,
+    kind: &str,
+    mounts: bool,
+    answer: impl Fn() -> Result<()>,
+) -> (Result<()>, Vec<String>) {
+    let told = std::cell::RefCell::new(Vec::new());
+    let list = [
+        wanted("tmpfs", Path::new("below"), "", &[]),
+        wanted(
+            kind,
+            Path::new("src"),
+            "",
+            &["lowerdir=/l", "X-containerd.upperdir=/u", "ro"],
+        ),
+    ];
+    let run = |program: &str, args: Vec<std::ffi::OsString>| {
+        let args: Vec<_> = args.iter().map(|a| a.to_string_lossy()).collect();
+        told.borrow_mut()
+            .push(format!("{program} {}", args.join(" ")));
+        if mounts {
+            let kind = Some("tmpfs");
+            mount(
+                Some("made"),
+                args[1].as_ref(),
+                kind,
+                MsFlags::empty(),
+                None::<&str>,
+            )
+            .unwrap();
+        }
+        answer()
+    };
+    let done = mount_all(&list, &base.join("root"), Path::new("/nonexistent"), &run);
+    (done, told.into_inner())
+}
+
+#[test]
+fn a_program_mounts_filesystems_of_fuse_and_is_not_believed() {
+    private(|base| {
+        let root = &dirs(base, &["root"])[0];
+        let before = table();
+        let fails = || Err(Error::new(Kind::Other, "it printed this"));
+        for kind in ["fuse.some-fs", "fuse3.some-fs"] {
+            let program = format!("mount.{}", kind.strip_suffix(".some-fs").unwrap());
+            let (done, told) = by_program(base, kind, true, || Ok(()));
+            done.unwrap();
+            let args = format!("src {} -o lowerdir=/l -o ro -t some-fs", root.display());
+            assert_eq!(told, [format!("{program} {args}")]);
+            assert_eq!(entry(root).source, Path::new("made"));
+            unmount_tree(root).unwrap();
+            assert_eq!(table(), before);
+            let (done, _) = by_program(base, kind, false, || Ok(()));
+            let text = done.unwrap_err().to_string();
+            assert!(text.contains("it says that it has mounted"), "{text}");
+            assert_eq!(table(), before);
+            // What it made before it failed does not stay, and neither does what was below.
+            let (done, _) = by_program(base, kind, true, fails);
+            let text = done.unwrap_err().to_string();
+            assert!(
+                text.contains("mount 2 of 2") && text.contains("it printed this"),
+                "{text}"
+            );
+            assert_eq!(table(), before);
+        }
+        assert!(helper::of("fuse").is_none() && helper::of("fuseblk").is_none());
     });
 }

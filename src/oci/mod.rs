@@ -347,7 +347,8 @@ fn environment() -> Vec<(OsString, OsString)> {
     ]
 }
 
-fn search_path() -> OsString {
+/// Where programs are looked for.
+pub fn search_path() -> OsString {
     env::var_os("PATH")
         .filter(|p| !p.is_empty())
         .unwrap_or_else(|| DEFAULT_PATH.into())

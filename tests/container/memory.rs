@@ -37,7 +37,7 @@ fn is_v1() -> bool {
     group("memory", "").join("memory.limit_in_bytes").exists()
 }
 
-fn limit_of(path: &str) -> u64 {
+pub fn limit_of(path: &str) -> u64 {
     let dir = group("memory", path);
     let read = |file: &str| fs::read_to_string(dir.join(file));
     let text = read("memory.limit_in_bytes").or_else(|_| read("memory.max"));

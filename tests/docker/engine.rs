@@ -92,6 +92,14 @@ impl Engine {
         let _ = fs::remove_file("/run/docker-test/docker.pid");
     }
 
+    /// SIGTERM to dockerd, which ends its containers (without live restore) and then itself.
+    pub fn stop(&mut self) {
+        let mut dockerd = self.dockerd.take().unwrap();
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(dockerd.id()).unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        crate::support::eventually(BOUND, "dockerd ends", || dockerd.try_wait().unwrap());
+    }
+
     /// dockerd on the same directories.
     pub fn start_again(&mut self) {
         let log = fs::OpenOptions::new()

@@ -36,7 +36,7 @@ impl Seen {
 }
 
 /// `docker run` with this runtime.
-fn run(engine: &Engine, runtime: &str, options: &[&str], command: &[&str]) -> Output {
+pub fn run(engine: &Engine, runtime: &str, options: &[&str], command: &[&str]) -> Output {
     let mut args = vec!["run", "--runtime", runtime];
     args.extend(options);
     args.push(IMAGE);
@@ -44,8 +44,21 @@ fn run(engine: &Engine, runtime: &str, options: &[&str], command: &[&str]) -> Ou
     engine.docker(&args)
 }
 
-fn shell(engine: &Engine, runtime: &str, options: &[&str], script: &str) -> Output {
+pub fn shell(engine: &Engine, runtime: &str, options: &[&str], script: &str) -> Output {
     run(engine, runtime, options, &["sh", "-c", script])
+}
+
+/// `docker` with these words of a shell, on a terminal of 33 rows and 99 columns at which `keys` are typed.
+pub fn typed(engine: &Engine, words: &str, keys: &[u8]) -> Output {
+    let docker = engine.command();
+    let line = format!("stty rows 33 cols 99; {:?} {words}", docker.get_program());
+    // `script` is the terminal of the one who types.
+    let mut typing = std::process::Command::new("script");
+    typing.args(["-qec", &line, "/dev/null"]);
+    for (name, value) in docker.get_envs() {
+        typing.env(name, value.unwrap());
+    }
+    crate::support::bin::run_with(&mut typing, Some(keys), BOUND)
 }
 
 /// run, exec, logs, stop, restart, pause, top, cp, kill, rm -f.
@@ -192,17 +205,10 @@ pub fn ways_to_run(engine: &Engine, runtime: &str, seen: &mut Seen) {
             "test -t 1 && echo terminal; exit 4",
         ),
     );
-    // `script` is the terminal of the one who types.
     let line = format!(
-        "stty rows 33 cols 99; {:?} run --rm -it --runtime {runtime} {IMAGE} sh -c 'sleep 1; stty size; read x; echo got $x'",
-        engine.command().get_program()
+        "run --rm -it --runtime {runtime} {IMAGE} sh -c 'sleep 1; stty size; read x; echo got $x'"
     );
-    let mut typing = std::process::Command::new("script");
-    typing.args(["-qec", &line, "/dev/null"]);
-    for (name, value) in engine.command().get_envs() {
-        typing.env(name, value.unwrap());
-    }
-    let typed = crate::support::bin::run_with(&mut typing, Some(b"word\n"), BOUND);
+    let typed = typed(engine, &line, b"word\n");
     seen.say(
         "-it",
         format!(
@@ -361,6 +367,27 @@ pub fn watched(engine: &Engine, runtime: &str, seen: &mut Seen) {
         &engine.docker(&["update", "--memory", "48m", "--memory-swap", "48m", "hh"]),
     );
     seen.end("limit", &engine.docker(&["exec", "hh", "sh", "-c", limit]));
+    let more = ["update", "--cpu-shares", "512", "--pids-limit", "50", "hh"];
+    seen.end("update of others", &engine.docker(&more));
+    let limits = "cd /sys/fs/cgroup; cat cpu/cpu.shares 2>/dev/null || cat cpu.weight; cat pids/pids.max 2>/dev/null || cat pids.max";
+    seen.end(
+        "limits",
+        &engine.docker(&["exec", "hh", "sh", "-c", limits]),
+    );
+    // One that is paused, and one that runs again: the limits are those that were given last.
+    engine.docker(&["pause", "hh"]).ok();
+    let paused = ["update", "--memory", "56m", "--memory-swap", "56m", "hh"];
+    seen.end("update while paused", &engine.docker(&paused));
+    engine.docker(&["unpause", "hh"]).ok();
+    seen.end(
+        "limit then",
+        &engine.docker(&["exec", "hh", "sh", "-c", limit]),
+    );
+    engine.docker(&["restart", "-t", "0", "hh"]).ok();
+    seen.end(
+        "limit after a restart",
+        &engine.docker(&["exec", "hh", "sh", "-c", limit]),
+    );
     engine.docker(&["rm", "-f", "hh"]).ok();
 
     let eat = "x=; while :; do x=\"$x$(head -c 1000000 /dev/zero | tr '\\0' x)\"; done";

@@ -112,3 +112,64 @@ pub fn without_live_restore(engine: &mut Engine, runtime: &str, seen: &mut Seen)
         engine.docker(&["rm", "-f", id]).ok();
     }
 }
+
+/// The engine's containerd is killed and comes back: the containers are as they were, and dockerd is told of their ends.
+pub fn with_another_containerd(engine: &mut Engine, runtime: &str, seen: &mut Seen) {
+    detached(
+        engine,
+        runtime,
+        "runs",
+        &[],
+        "i=0; while :; do echo line $i; i=$((i+1)); sleep 0.1; done",
+    );
+    detached(
+        engine,
+        runtime,
+        "ends",
+        &[],
+        "while ! test -e /tmp/end; do sleep 0.1; done; echo end; exit 9",
+    );
+    let pid = engine.inspect("runs", "{{.State.Pid}}");
+    engine.containerd.kill();
+    std::thread::sleep(Duration::from_millis(500));
+    engine.containerd.start_again();
+    assert_eq!(engine.inspect("runs", "{{.State.Status}}"), "running");
+    assert_eq!(engine.inspect("runs", "{{.State.Pid}}"), pid);
+    let exec = || engine.docker(&["exec", "runs", "echo", "in"]);
+    let works = eventually(BOUND, "dockerd is connected again", || {
+        Some(exec()).filter(|done| done.code == Some(0))
+    });
+    seen.end("exec", &works);
+    // What ends while dockerd does not listen is lost on it; from here on it has to be told.
+    engine.docker(&["exec", "ends", "touch", "/tmp/end"]).ok();
+    engine.until("ends", "{{.State.Status}} {{.State.ExitCode}}", "exited 9");
+    seen.end("logs of one that ended", &engine.docker(&["logs", "ends"]));
+    assert_lines_are_whole(engine);
+    seen.end("stop", &engine.docker(&["stop", "-t", "0", "runs"]));
+    seen.say("code", engine.inspect("runs", "{{.State.ExitCode}}"));
+    for id in ["runs", "ends"] {
+        engine.docker(&["rm", "-f", id]).ok();
+    }
+}
+
+/// The engine is asked to end, and comes back.
+pub fn in_good_order(engine: &mut Engine, runtime: &str, seen: &mut Seen) {
+    let script = "trap 'echo bye; exit 6' TERM; echo up; while :; do sleep 0.1; done";
+    detached(engine, runtime, "runs", &[], script);
+    detached(engine, runtime, "again", &["--restart", "always"], script);
+    eventually(BOUND, "they are up", || {
+        let up = |id: &&str| engine.docker(&["logs", *id]).ok().stdout.contains("up");
+        ["runs", "again"].iter().all(up).then_some(())
+    });
+    engine.stop();
+    engine.start_again();
+    seen.say(
+        "ended",
+        engine.inspect("runs", "{{.State.Status}} {{.State.ExitCode}}"),
+    );
+    seen.end("its logs", &engine.docker(&["logs", "runs"]));
+    engine.until("again", "{{.State.Status}}", "running");
+    for id in ["runs", "again"] {
+        engine.docker(&["rm", "-f", id]).ok();
+    }
+}

@@ -110,6 +110,13 @@ impl Cri {
             .map(drop)
     }
 
+    /// UpdateContainerResources: memory in bytes, and CPU shares.
+    pub fn update_container(&mut self, id: &str, memory: u64, shares: u64) -> Result<(), Status> {
+        let linux = Message::new().varint(3, shares).varint(4, memory);
+        let request = Message::new().text(1, id).message(2, &linux);
+        self.call("UpdateContainerResources", &request).map(drop)
+    }
+
     /// StopContainer, without grace.
     pub fn stop_container(&mut self, id: &str) -> Result<(), Status> {
         self.call("StopContainer", &Message::new().text(1, id))

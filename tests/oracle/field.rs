@@ -11,7 +11,7 @@ use podvisor::proto::task_v3::shim as task;
 use serde_json::json;
 
 use super::side::{self, Side, Who, both_ends, fifo, file, process, reader};
-use crate::support::{Snapshot, eventually, require, sandboxed, slow};
+use crate::support::{Snapshot, cost_of, eventually, require, sandboxed, slow};
 
 /// Longer than any test here needs, on a machine that is busy.
 const BOUND: Duration = Duration::from_secs(60);
@@ -48,20 +48,9 @@ fn wrapped(mut request: task::CreateTaskRequest, script: &str) -> task::CreateTa
     request
 }
 
-/// Of the supervisor: resident memory in kB, threads, descriptors.
+/// What the supervisor costs.
 fn cost(side: &Side) -> (u64, u64, usize) {
-    let pid = side.task_connect("c").unwrap().shim_pid;
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let number = |name: &str| {
-        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-        line.split_ascii_whitespace()
-            .nth(1)
-            .unwrap()
-            .parse()
-            .unwrap()
-    };
-    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
-    (number("VmRSS:"), number("Threads:"), descriptors)
+    cost_of(side.task_connect("c").unwrap().shim_pid)
 }
 
 /// FL-074: what an exec leaves in the background holds its output, and neither its exit nor its delete.

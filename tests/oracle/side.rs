@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -74,12 +75,16 @@ impl Events for Recorder {
     }
 }
 
-/// Ends the thread that serves when it is dropped.
-struct Background(Option<tokio::sync::oneshot::Sender<()>>);
+/// The thread that takes events. Dropped, it is waited for: it removes its socket in the end, and a late one would take away
+/// that of the next side, which has the same name.
+struct Background(Option<(tokio::sync::oneshot::Sender<()>, JoinHandle<()>)>);
 
 impl Drop for Background {
     fn drop(&mut self) {
-        let _ = self.0.take().unwrap().send(());
+        let (stop, thread) = self.0.take().unwrap();
+        let _ = stop.send(());
+        // A panic of its own is told by it; here it may be in the middle of another.
+        let _ = thread.join();
     }
 }
 
@@ -448,7 +453,7 @@ impl Calls {
 fn serve(recorder: Arc<Recorder>) -> Background {
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
-    std::thread::spawn(move || {
+    let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -467,7 +472,7 @@ fn serve(recorder: Arc<Recorder>) -> Background {
         });
     });
     is_ready.recv().unwrap();
-    Background(Some(stop))
+    Background(Some((stop, thread)))
 }
 
 /// `start`, with what that daemon gives it; answers the socket.
@@ -569,7 +574,7 @@ pub fn both_ends(path: &str) -> fs::File {
 }
 
 /// Reads a FIFO to its end on a thread of its own.
-pub fn reader(path: &str) -> std::thread::JoinHandle<String> {
+pub fn reader(path: &str) -> JoinHandle<String> {
     let path = path.to_owned();
     std::thread::spawn(move || {
         let mut text = Vec::new();

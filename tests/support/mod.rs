@@ -74,6 +74,18 @@ pub fn cgroup_mounts() -> Vec<std::path::PathBuf> {
     sandbox::cgroup_roots()
 }
 
+/// Of a process: resident memory in kB, threads, descriptors.
+pub fn cost_of(pid: u32) -> (u64, u64, usize) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let number = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        let word = line.split_ascii_whitespace().nth(1);
+        word.unwrap().parse().unwrap()
+    };
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    (number("VmRSS:"), number("Threads:"), descriptors.count())
+}
+
 /// Whether this run may take its time (`scripts/test --slow`).
 pub fn slow() -> bool {
     std::env::var_os("PODVISOR_SLOW").is_some()

@@ -165,6 +165,14 @@ impl Containerd {
         self.end(Signal::SIGKILL);
     }
 
+    /// Ends it in good order and starts another version on the same directories.
+    pub fn become_version(&mut self, peer: &Peer) {
+        self.end(Signal::SIGTERM);
+        self.builder.peer = peer.clone();
+        self.write_config();
+        self.start_again();
+    }
+
     /// Starts it again after [`stop`](Self::stop) or [`kill`](Self::kill).
     pub fn start_again(&mut self) {
         let log = fs::OpenOptions::new()

@@ -43,6 +43,13 @@ pub fn docker() -> Option<PathBuf> {
     (found || missing("docker-28: run scripts/setup --peers")).then_some(dir)
 }
 
+/// youki, which scripts/test --slow builds.
+pub fn youki() -> Option<PathBuf> {
+    let program = super::peers::peers_dir().join("youki/bin/youki");
+    let found = program.is_file();
+    (found || missing("youki: run scripts/setup --youki")).then_some(program)
+}
+
 /// An emulated machine: qemu and a kernel for it.
 pub fn lab() -> bool {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/lab");

@@ -10,6 +10,7 @@ use podvisor::proto::task_v3::mount::Mount;
 use podvisor::proto::task_v3::shim as task;
 use serde_json::json;
 
+use crate::daemon::{all_gone, shims, signal, supervisor};
 use crate::kit::{Shim, block_on, delete, limit, run, wait};
 use crate::support::rootfs;
 use crate::support::{Snapshot, eventually, require, sandboxed, sh};
@@ -62,8 +63,8 @@ fn a_file_is_a_root_and_its_device_goes_with_it() {
             options: fill.options,
         };
         fs::create_dir("/run/filled").unwrap();
-        podvisor::mount::mount_all(&[fill], Path::new("/run/filled"), Path::new("/run/scratch"))
-            .unwrap();
+        let (to, scratch) = (Path::new("/run/filled"), Path::new("/run/scratch"));
+        podvisor::mount::mount_all(&[fill], to, scratch, &|_, _| Ok(())).unwrap();
         assert_eq!(devices(&dir.to_string()), 1);
         sh(&format!("cp -a {}/. /run/filled/", rootfs.str()));
         podvisor::mount::unmount_tree(Path::new("/run/filled")).unwrap();
@@ -184,6 +185,112 @@ fn a_root_with_mapped_layers_belongs_to_the_containers_root() {
             drop(client);
             shim.end().await;
         });
+        let _ = fs::remove_dir_all("/run/bundles");
+        before.assert_unchanged();
+    });
+}
+
+/// Layers that fuse-overlayfs puts together, as its snapshotter names them; the upper one is `<top>/upper`.
+fn fuse(kind: &str, top: &Path, lower: &str) -> Mount {
+    let dir = |name: &str| {
+        let path = top.join(name);
+        fs::create_dir_all(&path).unwrap();
+        path.display().to_string()
+    };
+    let options = [
+        format!("workdir={}", dir("work")),
+        format!("upperdir={}", dir("upper")),
+        format!("lowerdir={lower}"),
+    ];
+    mount(kind, "overlay", "", &options.each_ref().map(String::as_str))
+}
+
+/// Processes of fuse-overlayfs; zombies are none of them.
+fn servers() -> usize {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let line = |dir: &Path| fs::read(dir.join("cmdline")).unwrap_or_default();
+    processes
+        .filter(|p| line(&p.path()).starts_with(b"fuse-overlayfs"))
+        .count()
+}
+
+#[test]
+fn a_root_of_fuse_is_mounted_by_its_program_and_that_goes_with_it() {
+    const NAME: &str = "loops::a_root_of_fuse_is_mounted_by_its_program_and_that_goes_with_it";
+    sandboxed(NAME, || {
+        let needed = ["runc", "fuse-overlayfs", "mount.fuse3", "mount.fuse"];
+        if !needed.iter().all(|tool| require::tool(tool)) {
+            return;
+        }
+        let top = tempfile::Builder::new()
+            .prefix("pvtest-fuse-")
+            .tempdir()
+            .unwrap();
+        let no_server = |why: &str| {
+            eventually(Duration::from_secs(20), why, || {
+                (servers() == 0).then_some(())
+            });
+        };
+        let before = Snapshot::take();
+        let shim = Shim::launch("grep ' / ' /proc/mounts; echo new >/new; sleep 1000", |b| b);
+        let (out, lower) = (shim.bundle.dir.join("out"), shim.rootfs.str().to_owned());
+        let request = |rootfs: Vec<Mount>| task::CreateTaskRequest {
+            rootfs,
+            stdout: format!("file://{}", out.display()),
+            ..shim.request()
+        };
+        block_on(async {
+            let client = shim.client().await;
+            let root = |kind: &str| fuse(kind, top.path(), &lower);
+            let fails = async |rootfs, words: [&str; 2]| {
+                let error = client.task().create(limit(), &request(rootfs)).await;
+                let text = error.unwrap_err().to_string();
+                assert!(words.iter().all(|word| text.contains(word)), "{text}");
+                no_server("nothing is left of a create that failed");
+            };
+            let missing = mount("fuse3.no-such-fs", "x", "", &[]);
+            fails(
+                vec![missing],
+                ["mount 1 of 1 (fuse3.no-such-fs)", "exit code"],
+            )
+            .await;
+            let late = mount("nosuchfs", "x", "tmp", &[]);
+            let words = ["mount 2 of 2 (nosuchfs)", "No such device"];
+            fails(vec![root("fuse3.fuse-overlayfs"), late], words).await;
+
+            run(&client, &request(vec![root("fuse3.fuse-overlayfs")])).await;
+            let new = top.path().join("upper/new");
+            eventually(Duration::from_secs(20), "it writes", || {
+                fs::read_to_string(&new).ok().filter(|text| text == "new\n")
+            });
+            assert_eq!(servers(), 1);
+            crate::kit::kill(&client).await;
+            assert_eq!(wait(&client, "").await, 137);
+            delete(&client, "").await;
+            no_server("the filesystem ends with its mount");
+            let told = fs::read_to_string(&out).unwrap();
+            assert!(told.contains("fuse.fuse-overlayfs"), "{told}");
+            fs::remove_file(&out).unwrap();
+
+            // It outlives a supervisor that is killed, and goes with what `delete` cleans up.
+            run(&client, &request(vec![root("fuse.fuse-overlayfs")])).await;
+            let told = || {
+                fs::read_to_string(&out)
+                    .ok()
+                    .filter(|text| text.contains("fuse"))
+            };
+            eventually(Duration::from_secs(20), "it runs again", told);
+            drop(client);
+        });
+        signal(supervisor(), nix::sys::signal::Signal::SIGKILL);
+        eventually(Duration::from_secs(20), "it dies", || {
+            shims().is_empty().then_some(())
+        });
+        assert_eq!(servers(), 1);
+        shim.bundle.delete();
+        no_server("delete unmounts");
+        all_gone();
+        drop(shim);
         let _ = fs::remove_dir_all("/run/bundles");
         before.assert_unchanged();
     });

@@ -1,7 +1,7 @@
 //! containerd 2.1 with `io_type = "streaming"`: its CRI plugin has a container's streams over the supervisor's socket.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::cri::Cri;
@@ -55,9 +55,37 @@ fn log(name: &str) -> String {
     fs::read_to_string(Path::new(LOGS).join(format!("{name}.log"))).unwrap_or_default()
 }
 
+/// The container's cgroups, one of each tree.
+fn groups_of(id: &str) -> Vec<PathBuf> {
+    let below = |dir: PathBuf| {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        entries
+            .map(|entry| entry.path())
+            .filter(|path| path.is_dir())
+    };
+    let trees = crate::support::cgroup_mounts().into_iter();
+    let groups = trees
+        .flat_map(below)
+        .flat_map(|dir| below(dir.clone()).chain([dir]));
+    groups.filter(|dir| dir.ends_with(id)).collect()
+}
+
+/// The kernel has these: bytes of memory and, on v1, CPU shares (v2 has weights, which runtimes count in their own ways).
+fn assert_limits(groups: &[PathBuf], memory: u64, shares: u64) {
+    let read = |name: &str| -> Option<u64> {
+        let text = groups
+            .iter()
+            .find_map(|dir| fs::read_to_string(dir.join(name)).ok())?;
+        text.trim().parse().ok()
+    };
+    let found = read("memory.limit_in_bytes").or_else(|| read("memory.max"));
+    assert_eq!(found, Some(memory), "{groups:?}");
+    assert_eq!(read("cpu.shares").unwrap_or(shares), shares, "{groups:?}");
+}
+
 #[test]
-fn a_pods_streams_go_over_the_socket_and_outlive_the_daemon() {
-    const NAME: &str = "pods::a_pods_streams_go_over_the_socket_and_outlive_the_daemon";
+fn a_pods_streams_and_limits_outlive_the_daemon() {
+    const NAME: &str = "pods::a_pods_streams_and_limits_outlive_the_daemon";
     sandboxed(NAME, || {
         if !require::tool("runc") {
             return;
@@ -87,6 +115,11 @@ fn a_pods_streams_go_over_the_socket_and_outlive_the_daemon() {
             .unwrap();
         assert_eq!((out.as_str(), err.as_str(), code), ("out\n", "err\n", 9));
 
+        let mebi = 1 << 20;
+        cri.update_container(&id, 48 * mebi, 512).unwrap();
+        let groups = groups_of(&id);
+        assert_limits(&groups, 48 * mebi, 512);
+
         daemon.kill();
         std::thread::sleep(Duration::from_secs(1));
         daemon.start_again();
@@ -99,6 +132,9 @@ fn a_pods_streams_go_over_the_socket_and_outlive_the_daemon() {
             .exec_sync(&id, &["/bin/busybox", "echo", "again"])
             .unwrap();
         assert_eq!((out.as_str(), code), ("again\n", 0));
+        assert_limits(&groups, 48 * mebi, 512);
+        cri.update_container(&id, 56 * mebi, 256).unwrap();
+        assert_limits(&groups, 56 * mebi, 256);
         cri.stop_container(&id).unwrap();
         cri.stop(&pod).unwrap();
         cri.remove(&pod).unwrap();

@@ -5,10 +5,11 @@ use podvisor::proto::task_v3::shim as task;
 use podvisor::proto::types::transfer::Data;
 use ttrpc::Code;
 
+use crate::daemon::supervisor;
 use crate::kit::{
     BOUND, Shim, Stream, block_on, close_stdin, delete, kill, limit, process, run, start, wait,
 };
-use crate::support::{Snapshot, require, sandboxed};
+use crate::support::{Snapshot, cost_of, require, sandboxed, slow};
 
 fn with_shim<F: Future<Output = ()>>(name: &str, script: &str, body: impl FnOnce(Shim) -> F) {
     sandboxed(name, || {
@@ -129,6 +130,52 @@ fn a_client_that_comes_back_finds_everything_in_order() {
         assert_eq!(wait(&client, "").await, 0);
         delete(&client, "").await;
         drop((client, first, stdout));
+        shim.end().await;
+    });
+}
+
+/// FL-080: who attaches and leaves again and again costs the supervisor nothing.
+#[test]
+fn many_clients_that_come_and_leave_leave_no_trace() {
+    const NAME: &str = "streaming::many_clients_that_come_and_leave_leave_no_trace";
+    let script = "while :; do echo tick; sleep 0.01; done";
+    with_shim(NAME, script, async |shim| {
+        let client = shim.client().await;
+        let request = task::CreateTaskRequest {
+            stdin: shim.stream("c-stdin"),
+            stdout: shim.stream("c-stdout"),
+            ..shim.request()
+        };
+        run(&client, &request).await;
+        let supervisor = u32::try_from(supervisor()).unwrap();
+        let round = async || {
+            let stdin = Stream::open(&shim.address, "c-stdin").await;
+            let mut stdout = Stream::open(&shim.address, "c-stdout").await;
+            assert!(!stdout.next().await.unwrap().is_empty());
+            drop((stdin, stdout));
+        };
+        for _ in 0..20 {
+            round().await;
+        }
+        let (memory, threads, descriptors) = cost_of(supervisor);
+        for _ in 0..if slow() { 500 } else { 30 } {
+            round().await;
+        }
+        // The last connections close behind us.
+        let end = std::time::Instant::now() + BOUND;
+        loop {
+            let (more, now, open) = cost_of(supervisor);
+            println!("{memory} kB {threads} {descriptors}, then {more} kB {now} {open}");
+            if more <= memory + 1024 && now <= threads + 1 && open <= descriptors {
+                break;
+            }
+            assert!(std::time::Instant::now() < end, "it is not as before");
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+        kill(&client).await;
+        wait(&client, "").await;
+        delete(&client, "").await;
+        drop(client);
         shim.end().await;
     });
 }
