@@ -68,7 +68,10 @@ impl Way {
         // LinuxPodSandboxConfig.security_context.namespace_options.network = NODE.
         let options = Message::new().varint(1, 2);
         let security = Message::new().message(1, &options);
-        config.message(8, &Message::new().message(2, &security))
+        // The host's own name, too: the last value of a field counts.
+        config
+            .text(2, "")
+            .message(8, &Message::new().message(2, &security))
     }
 }
 
@@ -105,11 +108,10 @@ pub fn start(network: Network) -> Option<Containerd> {
     }
     let plugin = "plugins.\"io.containerd.cri.v1.runtime\"";
     let config = format!(
-        "[debug]\nlevel = \"info\"\n[{plugin}.containerd.runtimes.podvisor-pod]\n\
+        "[{plugin}.containerd.runtimes.podvisor-pod]\n\
          runtime_type = \"io.containerd.podvisor.v1\"\n[{plugin}]\nrestrict_oom_score_adj = true\n\
          [plugins.\"io.containerd.cri.v1.images\".pinned_images]\nsandbox = \"{PAUSE}\"\n"
     );
-    let config = config.replacen("[debug]\nlevel = \"info\"\n", "", 1);
     let daemon = Containerd::builder(&peer).config(&config).start();
     let dir = tempfile::tempdir().unwrap();
     let tar = image::pause(dir.path());

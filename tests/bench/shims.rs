@@ -248,6 +248,9 @@ fn growth(table: &mut Table, peer: &Peer) {
     let many = std::env::var("PODVISOR_BENCH_EXECS").ok();
     let many: usize = many.map_or(2000, |n| n.parse().unwrap());
     for (who, name) in both(0) {
+        eventually(side::BOUND, "the shims before it leave", || {
+            processes::shims().is_empty().then_some(())
+        });
         let side = Side::launch(who, peer);
         side.create(&with_runtime(
             side.request("t", "exec sleep 1000", |_| ()),

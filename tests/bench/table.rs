@@ -60,8 +60,9 @@ impl Table {
         let order: Vec<String> = self.rows.iter().map(|r| r.what.clone()).collect();
         let place = |what: &str| order.iter().position(|w| w == what);
         self.rows.sort_by_key(|r| place(&r.what));
+        // The runner has written the test's name and no end of line.
         println!(
-            "| {} | who | p50 | p90 | min | n | of the Go shim's |",
+            "\n| {} | who | p50 | p90 | min | n | of the Go shim's |",
             self.name
         );
         println!("|---|---|---|---|---|---|---|");
