@@ -141,14 +141,20 @@ impl NetworkRecord {
             .unwrap_or(usual)
     }
 
-    /// A place for a new network that a daemon's pod is to have beside others: one with nothing in it.
-    pub fn free_for(config: &Config, namespace: &str, sandbox_id: &str, network: &str) -> Self {
+    /// A place for a new network that a daemon's pod is to have beside others: one with nothing in it; and whether an
+    /// earlier one of this id may be there still, whose plugins know it by that.
+    pub fn free_for(
+        config: &Config,
+        namespace: &str,
+        sandbox_id: &str,
+        network: &str,
+    ) -> (Self, bool) {
         let numbered = |n: u32| hash(namespace, &format!("{sandbox_id}\0{network}\0{n}"));
         let place = |n| Self::in_place(config, &numbered(n), namespace, sandbox_id);
-        let mut places = (0..MAX_PLACES).map(place);
-        places
-            .find(|record| !record.dir.exists())
-            .unwrap_or_else(|| place(MAX_PLACES))
+        let mut places = 0..MAX_PLACES;
+        let free = places.find(|n| !place(*n).dir.exists());
+        let number = free.unwrap_or(MAX_PLACES);
+        (place(number), number > 0)
     }
 
     /// Nobody else's: not taken over by another sandbox, nor held by another living supervisor of this one. In doubt
