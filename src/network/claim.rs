@@ -58,6 +58,17 @@ pub enum Taking {
     Taken(Box<Taken>),
 }
 
+/// Who ends a network that an attempt had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// This process, and nobody has begun before it.
+    First,
+    /// This process, after another that has died or given up.
+    Again,
+    /// Another one that lives; or it is not there any more.
+    Elsewhere,
+}
+
 /// What the job that makes or keeps a network is doing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -233,21 +244,29 @@ pub fn release(config: &Config, record: &NetworkRecord, keep: Duration, any: boo
     })
 }
 
-/// The DEL of the attempt that has it: from now on this process undoes it. False: another one that lives does.
-pub fn end_claim(config: &Config, record: &NetworkRecord) -> Result<bool> {
+/// The DEL of the attempt that has it: from now on this process undoes it.
+pub fn end_claim(config: &Config, record: &NetworkRecord) -> Result<Ending> {
     let own = Identity::own()?;
     change(config, record, |holder| {
         let by_other = holder.is_alive() && holder.supervisor != Some(own);
         match &mut holder.claim {
-            Some(claim) if !by_other => claim.ending = true,
+            Some(claim) if !by_other => {
+                ending = match claim.ending {
+                    true => Ending::Again,
+                    false => Ending::First,
+                };
+                claim.ending = true;
+            }
             _ => return false,
         }
         holder.supervisor = Some(own);
         holder.boot_id = clock::boot_id();
         holder.keeper = true;
         true
-    })
+    })?;
+    Ok(ending)
 }
+    let mut ending = Ending::Elsewhere;
 
 /// The network that this attempt has; `place` is where it was told to be.
 pub fn held(

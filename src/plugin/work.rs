@@ -209,10 +209,14 @@ pub(super) fn close(job: &mut Job<'_>, record: &NetworkRecord) {
     }
 }
 
-/// A try of the DEL, by the one who has the network.
-pub(super) async fn settle(job: &mut Job<'_>, record: &NetworkRecord) -> Result<()> {
+/// A try of the DEL, by the one who has the network. `quiet`: see [`gc::settle_quiet`].
+pub(super) async fn settle(job: &mut Job<'_>, record: &NetworkRecord, quiet: bool) -> Result<()> {
     let (config, reaper) = (job.config, job.reaper.clone());
-    job.door
-        .during(Box::pin(gc::settle_own(config, &reaper, record)))
-        .await
+    let settled = async {
+        match quiet {
+            true => gc::settle_quiet(config, &reaper, record).await,
+            false => gc::settle_own(config, &reaper, record).await,
+        }
+    };
+    job.door.during(Box::pin(settled)).await
 }
