@@ -90,7 +90,10 @@ async fn add_with_retries(
         failpoint::reach("cni-add.record.before").await?;
         record.begin(chain.conf, chain.attachment)?;
         failpoint::reach("cni-add.record.after").await?;
-        netns::raise_loopback(&chain.attachment.netns)?;
+        // The netns of a daemon's pod was made just now, with `lo` up.
+        if !record.is_daemons() {
+            netns::raise_loopback(&chain.attachment.netns)?;
+        }
         let Failed { error, previous } = match chain.add(end, config.add_timeout()).await {
             Ok(result) => return Ok(result),
             Err(failed) => failed,
