@@ -88,7 +88,7 @@ async fn add_with_retries(
     let mut tries = Tries::new();
     loop {
         failpoint::reach("cni-add.record.before").await?;
-        record.begin(chain.conf, chain.attachment)?;
+        record.begin_with(chain.conf, chain.attachment, config.cni.told_dirs())?;
         failpoint::reach("cni-add.record.after").await?;
         // The netns of a daemon's pod was made just now, with `lo` up.
         if !record.is_daemons() {
@@ -184,8 +184,10 @@ async fn del_slot(config: &Config, reaper: &Reaper, slot: &Slot, limit: Duration
         conf,
         attachment,
         previous,
+        plugin_dirs,
     } in &owed
     {
+        let config = &config.searching(plugin_dirs);
         let what = || {
             format!(
                 "delete network {:?} of sandbox {:?}",

@@ -197,6 +197,16 @@ impl NetworkRecord {
     /// Writes `add-started` of this attachment before its first plugin. State error while an earlier ADD of the same
     /// interface still owes its DEL; what earlier, finished ones left is replaced.
     pub fn begin(&self, conf: &NetworkConf, attachment: &Attachment) -> Result<()> {
+        self.begin_with(conf, attachment, &[])
+    }
+
+    /// The same where a daemon has told in which directories the plugins are: the DEL needs them.
+    pub(super) fn begin_with(
+        &self,
+        conf: &NetworkConf,
+        attachment: &Attachment,
+        plugin_dirs: &[PathBuf],
+    ) -> Result<()> {
         let slot = self.slot(&attachment.ifname);
         if slot.owes_del() {
             return Err(Error::new(
@@ -216,7 +226,7 @@ impl NetworkRecord {
         }
         let place = slots.iter().filter(|s| s.owes_del()).map(Slot::place);
         let place = place.max().map_or(0, |last| last.saturating_add(1));
-        slot.begin(place, conf, attachment)
+        slot.begin(place, conf, attachment, plugin_dirs)
     }
 
     /// What the ADD of the first attachment gave; None while there is none that succeeded, or its record is damaged.
