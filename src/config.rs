@@ -94,6 +94,9 @@ pub struct Cni {
     pub conf_dir: PathBuf,
     /// Where plugins are, searched in order.
     pub plugin_dirs: Vec<PathBuf>,
+    /// `plugin_dirs` are a daemon's (its CNI_PATH), and not those of the file.
+    #[serde(skip)]
+    pub dirs_told: bool,
     /// libcni's cache.
     pub cache_dir: PathBuf,
     /// Bound of a whole ADD chain, seconds.
@@ -159,12 +162,39 @@ impl Default for Cni {
                 "/usr/lib/cni".into(),
                 "/usr/libexec/cni".into(),
             ],
+            dirs_told: false,
             cache_dir: "/var/lib/cni".into(),
             add_timeout: 300.0,
             del_timeout: 60.0,
             parallel: 16,
             keeper_time: 600.0,
         }
+    }
+}
+
+impl Cni {
+    /// What a record has to keep of where the plugins were; nothing where the file says it.
+    pub fn told_dirs(&self) -> &[PathBuf] {
+        match self.dirs_told {
+            true => &self.plugin_dirs,
+            false => &[],
+        }
+    }
+
+    /// Where the plugins of an ADD are searched that was told to search in `then`: in what a daemon tells today, in what
+    /// it told then, in what the file says.
+    fn dirs_after(&self, then: &[PathBuf]) -> Vec<PathBuf> {
+        let (first, last) = match self.dirs_told {
+            true => (self.plugin_dirs.as_slice(), then),
+            false => (then, self.plugin_dirs.as_slice()),
+        };
+        let mut dirs = first.to_vec();
+        for dir in last {
+            if !dirs.contains(dir) {
+                dirs.push(dir.clone());
+            }
+        }
+        dirs
     }
 }
 
@@ -201,6 +231,13 @@ impl Config {
             Err(e) if e.kind() == io::ErrorKind::NotFound && named.is_none() => Ok(Self::default()),
             Err(e) => Err(Error::io(format!("read {}", path.display()), e)),
         }
+    }
+
+    /// The same, for the DEL of an ADD that was told to search for its plugins in `then`.
+    pub fn searching(&self, then: &[PathBuf]) -> Self {
+        let mut config = self.clone();
+        config.cni.plugin_dirs = self.cni.dirs_after(then);
+        config
     }
 
     /// Parses the file's text.

@@ -23,6 +23,9 @@ mod faults;
 mod kit;
 #[path = "owed/kit.rs"]
 mod owed_kit;
+#[cfg(feature = "failpoint")]
+#[path = "cni_plugin/points.rs"]
+mod points;
 #[path = "cni_plugin/real.rs"]
 mod real;
 mod support;

@@ -7,7 +7,7 @@
 //! Promises: to find, to judge and to claim is one step under the lock of the index; a claim that its caller never heard
 //! of can be taken back. Must never give away what another attempt was told that it has.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
@@ -58,6 +58,17 @@ pub enum Taking {
     Taken(Box<Taken>),
 }
 
+/// Who ends a network that an attempt had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// This process, and nobody has begun before it.
+    First,
+    /// This process, after another that has died or given up.
+    Again,
+    /// Another one that lives; or it is not there any more.
+    Elsewhere,
+}
+
 /// What the job that makes or keeps a network is doing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -102,7 +113,7 @@ impl Holder {
     }
 
     /// Claimed, and not yet said.
-    fn is_untold(&self) -> bool {
+    pub fn is_untold(&self) -> bool {
         self.claim
             .as_ref()
             .is_some_and(|c| !c.ending && !c.delivered)
@@ -123,7 +134,8 @@ impl NetworkRecord {
 
 /// Takes the network that is ready for the pod of `key`, if it is what `wanted` asks for. `wanted` has the attempt's id,
 /// what it asks for, and the claim to write; `note` is told of the place before anything is changed, `bind` puts the netns
-/// (its pin is given) where the daemon looks.
+/// where the daemon looks, and sees to it that another attempt, which had it, does not look at it any more: what was
+/// written of it until now is given.
 ///
 /// `abandoned`: whether a network that another attempt was given is in use by nobody any more, its daemon having died.
 ///
@@ -134,7 +146,7 @@ pub fn take(
     wanted: &Holder,
     abandoned: impl Fn(&Holder) -> bool,
     note: impl FnOnce(&NetworkRecord) -> Result<()>,
-    bind: impl FnOnce(&Path) -> Result<()>,
+    bind: impl FnOnce(&Holder) -> Result<()>,
 ) -> Result<Taking> {
     // As a rule there is none, and then no lock is needed.
     if key.look(config).is_none() {
@@ -193,7 +205,7 @@ pub fn take(
         parked: None,
         ..wanted.clone()
     })?;
-    let bound = failpoint::hit("cni-claim.bind.before").and_then(|()| bind(&before.netns));
+    let bound = failpoint::hit("cni-claim.bind.before").and_then(|()| bind(&before));
     if let Err(error) = bound {
         record.hold_for_the_boot(&before)?;
         return Err(error);
@@ -208,6 +220,17 @@ pub fn take(
         netns: before.netns,
         keeper: before.supervisor,
     })))
+}
+
+/// Does `work` while no network is given to anybody.
+pub fn undisturbed<T>(config: &Config, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _locked = lock_blocking(config)?;
+    work()
+}
+
+/// Parked again after an attempt that had it and whose daemon has taken `lo` down, as its plugin for that does at a DEL.
+pub fn raise_loopback(holder: &Holder) -> Result<()> {
+    netns::raise_loopback(&holder.netns)
 }
 
 /// The caller of the attempt has its result.
@@ -233,20 +256,28 @@ pub fn release(config: &Config, record: &NetworkRecord, keep: Duration, any: boo
     })
 }
 
-/// The DEL of the attempt that has it: from now on this process undoes it. False: another one that lives does.
-pub fn end_claim(config: &Config, record: &NetworkRecord) -> Result<bool> {
+/// The DEL of the attempt that has it: from now on this process undoes it.
+pub fn end_claim(config: &Config, record: &NetworkRecord) -> Result<Ending> {
     let own = Identity::own()?;
+    let mut ending = Ending::Elsewhere;
     change(config, record, |holder| {
         let by_other = holder.is_alive() && holder.supervisor != Some(own);
         match &mut holder.claim {
-            Some(claim) if !by_other => claim.ending = true,
+            Some(claim) if !by_other => {
+                ending = match claim.ending {
+                    true => Ending::Again,
+                    false => Ending::First,
+                };
+                claim.ending = true;
+            }
             _ => return false,
         }
         holder.supervisor = Some(own);
         holder.boot_id = clock::boot_id();
         holder.keeper = true;
         true
-    })
+    })?;
+    Ok(ending)
 }
 
 /// The network that this attempt has; `place` is where it was told to be.

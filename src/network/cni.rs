@@ -88,9 +88,12 @@ async fn add_with_retries(
     let mut tries = Tries::new();
     loop {
         failpoint::reach("cni-add.record.before").await?;
-        record.begin(chain.conf, chain.attachment)?;
+        record.begin_with(chain.conf, chain.attachment, config.cni.told_dirs())?;
         failpoint::reach("cni-add.record.after").await?;
-        netns::raise_loopback(&chain.attachment.netns)?;
+        // The netns of a daemon's pod was made just now, with `lo` up.
+        if !record.is_daemons() {
+            netns::raise_loopback(&chain.attachment.netns)?;
+        }
         let Failed { error, previous } = match chain.add(end, config.add_timeout()).await {
             Ok(result) => return Ok(result),
             Err(failed) => failed,
@@ -181,8 +184,10 @@ async fn del_slot(config: &Config, reaper: &Reaper, slot: &Slot, limit: Duration
         conf,
         attachment,
         previous,
+        plugin_dirs,
     } in &owed
     {
+        let config = &config.searching(plugin_dirs);
         let what = || {
             format!(
                 "delete network {:?} of sandbox {:?}",

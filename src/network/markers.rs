@@ -141,14 +141,20 @@ impl NetworkRecord {
             .unwrap_or(usual)
     }
 
-    /// A place for a new network that a daemon's pod is to have beside others: one with nothing in it.
-    pub fn free_for(config: &Config, namespace: &str, sandbox_id: &str, network: &str) -> Self {
+    /// A place for a new network that a daemon's pod is to have beside others: one with nothing in it; and whether an
+    /// earlier one of this id may be there still, whose plugins know it by that.
+    pub fn free_for(
+        config: &Config,
+        namespace: &str,
+        sandbox_id: &str,
+        network: &str,
+    ) -> (Self, bool) {
         let numbered = |n: u32| hash(namespace, &format!("{sandbox_id}\0{network}\0{n}"));
         let place = |n| Self::in_place(config, &numbered(n), namespace, sandbox_id);
-        let mut places = (0..MAX_PLACES).map(place);
-        places
-            .find(|record| !record.dir.exists())
-            .unwrap_or_else(|| place(MAX_PLACES))
+        let mut places = 0..MAX_PLACES;
+        let free = places.find(|n| !place(*n).dir.exists());
+        let number = free.unwrap_or(MAX_PLACES);
+        (place(number), number > 0)
     }
 
     /// Nobody else's: not taken over by another sandbox, nor held by another living supervisor of this one. In doubt
@@ -191,6 +197,16 @@ impl NetworkRecord {
     /// Writes `add-started` of this attachment before its first plugin. State error while an earlier ADD of the same
     /// interface still owes its DEL; what earlier, finished ones left is replaced.
     pub fn begin(&self, conf: &NetworkConf, attachment: &Attachment) -> Result<()> {
+        self.begin_with(conf, attachment, &[])
+    }
+
+    /// The same where a daemon has told in which directories the plugins are: the DEL needs them.
+    pub(super) fn begin_with(
+        &self,
+        conf: &NetworkConf,
+        attachment: &Attachment,
+        plugin_dirs: &[PathBuf],
+    ) -> Result<()> {
         let slot = self.slot(&attachment.ifname);
         if slot.owes_del() {
             return Err(Error::new(
@@ -210,7 +226,7 @@ impl NetworkRecord {
         }
         let place = slots.iter().filter(|s| s.owes_del()).map(Slot::place);
         let place = place.max().map_or(0, |last| last.saturating_add(1));
-        slot.begin(place, conf, attachment)
+        slot.begin(place, conf, attachment, plugin_dirs)
     }
 
     /// What the ADD of the first attachment gave; None while there is none that succeeded, or its record is damaged.

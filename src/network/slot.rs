@@ -39,6 +39,8 @@ pub(super) struct Owed {
     pub(super) conf: NetworkConf,
     pub(super) attachment: Attachment,
     pub(super) previous: Option<Value>,
+    /// Where the ADD was told to find the plugins; empty where it was not.
+    pub(super) plugin_dirs: Vec<PathBuf>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -65,6 +67,9 @@ struct Started {
     attachment: Attachment,
     #[serde(default)]
     place: u32,
+    /// CNI_PATH, where a daemon has told it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    plugin_dirs: Vec<PathBuf>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -162,6 +167,7 @@ impl Slot {
         place: u32,
         conf: &NetworkConf,
         attachment: &Attachment,
+        plugin_dirs: &[PathBuf],
     ) -> Result<()> {
         disk::private_dir(&self.dir)?;
         self.clear()?;
@@ -190,6 +196,7 @@ impl Slot {
                 },
                 attachment: attachment.clone(),
                 place,
+                plugin_dirs: plugin_dirs.to_vec(),
             },
         )
     }
@@ -250,12 +257,18 @@ impl Slot {
 
     /// The ADD as it was begun.
     pub(super) fn started(&self) -> Result<(NetworkConf, Attachment)> {
+        self.started_with()
+            .map(|(conf, attachment, _)| (conf, attachment))
+    }
+
+    /// The same, and where it was told to find the plugins.
+    fn started_with(&self) -> Result<(NetworkConf, Attachment, Vec<PathBuf>)> {
         let started: Started = self.read(STARTED)?;
         started.attachment.check()?;
-        Ok((
-            conf::parse(&started.conf.path, started.conf.text.into_bytes())?,
-            started.attachment,
-        ))
+        let conf = conf::parse(&started.conf.path, started.conf.text.into_bytes())?;
+        let mut plugin_dirs = started.plugin_dirs;
+        plugin_dirs.retain(|dir| dir.is_absolute());
+        Ok((conf, started.attachment, plugin_dirs))
     }
 
     /// The result that belongs to an ADD: its own, of an unfinished chain, or libcni's.
@@ -282,13 +295,14 @@ impl Slot {
     /// The DELs to send. One, as a rule; where the record is damaged, what libcni's cache knows of the container, else
     /// what the configuration directory has under the network's name. An error (State) when nothing is known.
     pub(super) fn owed(&self, config: &Config) -> Result<Vec<Owed>> {
-        let damage = match self.started() {
-            Ok((conf, attachment)) => {
+        let damage = match self.started_with() {
+            Ok((conf, attachment, plugin_dirs)) => {
                 let previous = self.previous(config, &conf, &attachment);
                 return Ok(vec![Owed {
                     conf,
                     attachment,
                     previous,
+                    plugin_dirs,
                 }]);
             }
             Err(e) => e,
@@ -318,6 +332,7 @@ impl Slot {
                 conf: c.conf,
                 attachment: c.attachment,
                 previous: c.result,
+                plugin_dirs: Vec::new(),
             })
             .collect();
         if owed.is_empty() {
@@ -339,6 +354,7 @@ impl Slot {
                 conf,
                 attachment: attachment.clone(),
                 previous: None,
+                plugin_dirs: Vec::new(),
             }));
             owed.dedup_by(|later, first| later.conf.name == first.conf.name);
         }

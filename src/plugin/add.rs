@@ -32,9 +32,11 @@ pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
         let result = passing::through(config, request, Through::Add)?;
         return print(&converted(result, &request.version)?);
     }
+    // No pin of ours, that was looked at: a netns that is there at the end and is this one is none still.
+    let given = passing::identity(&request.netns);
     seen::note(config, request, "")?;
     failpoint::hit("cni-plugin.add.before")?;
-    let taken = get(config, request).map_err(|e| {
+    let taken = get(config, request, given).map_err(|e| {
         e.within(format!(
             "add network {} to {}",
             request.attached(),
@@ -45,7 +47,7 @@ pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
 }
 
 /// Waits until the network is this attempt's.
-fn get(config: &Config, request: &Request) -> Result<Taken> {
+fn get(config: &Config, request: &Request, given: Option<(u64, u64)>) -> Result<Taken> {
     let key = request
         .key()
         .ok_or_else(|| Error::new(Kind::Invalid, "the daemon tells no pod"))?;
@@ -63,8 +65,8 @@ fn get(config: &Config, request: &Request) -> Result<Taken> {
             &key,
             &wanted,
             is_abandoned,
-            |record| seen::note(config, request, record.place()),
-            |pin| bind(config, request, pin),
+            |record| seen::give(config, request, record.place()),
+            |before| bind(request, given, before),
         )?;
         let waiting = match taking {
             Taking::Taken(taken) => return Ok(*taken),
@@ -133,8 +135,8 @@ fn answer(config: &Config, request: &Request, taken: &Taken) -> Result<()> {
     if let Err(error) = told {
         let keep = config.parking_interval();
         if network::release(config, &taken.record, keep, true)? {
-            // What the daemon's path shows is not that attempt's any more.
-            sys::mount::unbind(&request.netns).unwrap_or_else(|e| note(&e.to_string()));
+            // What the daemon's path shows is not that attempt's any more; its DEL needs a netns there.
+            passing::hide(&request.netns, &taken.netns).unwrap_or_else(|e| note(&e.to_string()));
             job::start(
                 config,
                 &request.pod_name(),
@@ -183,21 +185,22 @@ fn is_abandoned(holder: &Holder) -> bool {
     caller.is_none_or(|caller| !caller.is_alive()) && gc::user_of(&holder.netns).is_none()
 }
 
-fn bind(config: &Config, request: &Request, pin: &std::path::Path) -> Result<()> {
-    if passing::is_ours(config, &request.netns) {
+fn bind(request: &Request, given: Option<(u64, u64)>, before: &Holder) -> Result<()> {
+    let pin = before.netns.as_path();
+    if let Some(other) = &before.claim {
+        passing::hide(&other.netns, pin)?;
+    }
+    let what = || format!("bind {} over {}", pin.display(), request.netns.display());
+    if passing::identity(&request.netns) != given {
         return Err(Error::new(
             Kind::State,
             format!(
-                "bind {} over {}: another network of this pod was put there meanwhile; wrap one of a pod's networks only",
-                pin.display(),
-                request.netns.display()
+                "{}: another network of this pod was put there meanwhile; wrap one of a pod's networks only",
+                what()
             ),
         ));
     }
-    sys::mount::replace_bind(pin, &request.netns).map_err(|e| {
-        let what = format!("bind {} over {}", pin.display(), request.netns.display());
-        Error::mount(what, e)
-    })
+    sys::mount::replace_bind(pin, &request.netns).map_err(|e| Error::mount(what(), e))
 }
 
 /// How long one waits, and what is said meanwhile.

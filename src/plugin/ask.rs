@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::request::Request;
-use super::{block_on, del, note, passing, seen};
+use super::seen::{self, Seen};
+use super::{block_on, del, note, passing};
 use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -15,18 +16,18 @@ const STUCK: Duration = Duration::from_secs(30);
 
 /// Runs CHECK.
 pub(super) fn check(config: &Config, request: &Request) -> Result<()> {
-    let place = seen::read(config, request);
+    let seen = seen::read(config, request);
     let attached = request.attached();
-    let held = network::held(config, &request.id, &attached, place.as_deref());
-    match (held, place) {
-        (Some((record, _)), _) => block_on(async {
+    match network::held(config, &request.id, &attached, seen.place()) {
+        Some((record, _)) => block_on(async {
             let reaper = Reaper::start()?;
             for checked in network::check(config, &reaper, &record).await? {
                 checked.verdict?;
             }
             Ok(())
         }),
-        (None, Some(_)) => Err(Error::new(
+        None if seen == Seen::Never => passing::through(config, request, Through::Check).map(drop),
+        None => Err(Error::new(
             Kind::State,
             format!(
                 "check network {attached} of {}: attempt {} does not have it",
@@ -34,7 +35,6 @@ pub(super) fn check(config: &Config, request: &Request) -> Result<()> {
                 request.id
             ),
         )),
-        (None, None) => passing::through(config, request, Through::Check).map(drop),
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::door::{PAUSE, Wait, Word};
 use super::job::{self, MAX_DEATHS, Task};
 use super::request::Request;
-use super::{passing, seen};
+use super::seen::{self, Seen};
+use super::{note, passing};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
@@ -16,17 +17,33 @@ const WORD_MARGIN: Duration = Duration::from_secs(30);
 
 /// Runs the verb.
 pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
-    let place = seen::read(config, request);
+    let mut seen = seen::read(config, request);
     failpoint::hit("cni-plugin.del.before")?;
+    if seen == Seen::Waiting {
+        // An ADD of its may be left, though whoever asked for that is gone: a plugin that calls others was killed. That it
+        // cannot be written down, on a full /run, must not keep the attempt.
+        seen = network::undisturbed(config, || seen::end_waiting(config, request)).unwrap_or_else(
+            |error| {
+                note(&error.to_string());
+                Seen::Over
+            },
+        );
+    }
     let attached = request.attached();
-    let held = match place.as_deref() {
+    let held = match &seen {
         // Never got one, so that a look at all of them can be spared.
-        Some("") => None,
-        place => network::held(config, &request.id, &attached, place),
+        Seen::Waiting | Seen::Over => return Ok(()),
+        seen => network::held(config, &request.id, &attached, seen.place()),
     };
-    match (held, place) {
-        (Some((record, _)), _) => {
+    match held {
+        Some((record, holder)) => {
             let keep = config.parking_interval();
+            if holder.is_untold() {
+                // Before it is anybody's again: the daemon's plugin for `lo` has taken that down, and may come once more.
+                let path = holder.claim.as_ref().map_or(&request.netns, |c| &c.netns);
+                passing::hide(path, &holder.netns)?;
+                network::raise_loopback(&holder).unwrap_or_else(|error| note(&error.to_string()));
+            }
             if network::release(config, &record, keep, false)? {
                 // Its caller died before it could read the result: this attempt never had it.
                 failpoint::hit("cni-plugin.release.after")?;
@@ -40,8 +57,8 @@ pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
                 ))
             })
         }
-        (None, Some(_)) => Ok(()),
-        (None, None) => passing::through(config, request, Through::Del).map(drop),
+        None if seen == Seen::Never => passing::through(config, request, Through::Del).map(drop),
+        None => Ok(()),
     }
 }
 

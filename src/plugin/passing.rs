@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::network::userns::{self, Wanted};
 use crate::network::{self, Through};
 use crate::process::Reaper;
+use crate::sys;
 
 /// Why the ADD of this attempt is passed through; None: its network can be kept.
 pub(super) fn why(config: &Config, request: &Request) -> Option<&'static str> {
@@ -55,15 +56,28 @@ pub(super) fn through(config: &Config, request: &Request, verb: Through) -> Resu
 }
 
 /// The netns at this path is one of those that are pinned here.
-pub(super) fn is_ours(config: &Config, path: &Path) -> bool {
-    let Ok(given) = fs::metadata(path) else {
+fn is_ours(config: &Config, path: &Path) -> bool {
+    let Some(given) = identity(path) else {
         return false;
     };
     let pins = fs::read_dir(config.runtime_root.join("netns"));
     let pins = pins.into_iter().flatten().flatten();
-    let of = |pin: fs::DirEntry| fs::metadata(pin.path()).map(|m| (m.dev(), m.ino())).ok();
-    pins.filter_map(of)
-        .any(|pin| pin == (given.dev(), given.ino()))
+    pins.filter_map(|pin| identity(&pin.path()))
+        .any(|pin| pin == given)
+}
+
+/// Device and inode of what is at a path; None: nothing is.
+pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).map(|m| (m.dev(), m.ino())).ok()
+}
+
+/// Puts an empty netns where an attempt that has lost its network has that bound: the DEL of this attempt is for the
+/// daemon's other plugins, too, and the one for `lo` takes it down in whatever it finds there.
+pub(super) fn hide(path: &Path, pin: &Path) -> Result<()> {
+    match identity(path) {
+        Some(shown) if Some(shown) == identity(pin) => sys::netns::replace_with_new(path),
+        _ => Ok(()),
+    }
 }
 
 /// A namespace that is mounted at this path, and not a link into /proc.
@@ -77,9 +91,8 @@ fn is_bind_mount(path: &Path) -> bool {
 
 /// In doubt they are the same.
 fn same(one: &Path, other: &Path) -> bool {
-    let of = |path| fs::metadata(path).map(|m| (m.dev(), m.ino()));
-    match (of(one), of(other)) {
-        (Ok(one), Ok(other)) => one == other,
+    match (identity(one), identity(other)) {
+        (Some(one), Some(other)) => one == other,
         _ => true,
     }
 }

@@ -103,6 +103,7 @@ impl Request {
             .collect();
         if !search.is_empty() {
             config.cni.plugin_dirs = search;
+            config.cni.dirs_told = true;
         }
         let conf = delegate(config, &ours, name, version)?;
         let of = |key: &str| env::var(key).unwrap_or_default();

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::request::Request;
 use crate::config::Config;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Kind, Result};
 use crate::network::{DAEMONS, NetworkRecord};
 use crate::sys::dir::make_private;
 
@@ -22,6 +22,33 @@ const KEPT: Duration = Duration::from_secs(3600);
 
 /// Between two looks at all of them.
 const SWEEP: Duration = Duration::from_secs(600);
+
+/// In the place of a place: the attempt is over, and its ADD, should one be left of it, gets nothing any more.
+const OVER: &str = "-";
+
+/// What is known of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// It never went this way.
+    Never,
+    /// It has no network yet.
+    Waiting,
+    /// Its DEL has come before it had one.
+    Over,
+    /// It was given the network at this place.
+    Given(String),
+}
+
+impl Seen {
+    /// The place, for a look there. None: a look at all of them may find it.
+    pub(super) fn place(&self) -> Option<&str> {
+        match self {
+            Self::Never => None,
+            Self::Waiting | Self::Over => Some(""),
+            Self::Given(place) => Some(place),
+        }
+    }
+}
 
 /// Remembers an attempt. `place`: the network that it has; empty: none yet.
 pub(super) fn note(config: &Config, request: &Request, place: &str) -> Result<()> {
@@ -38,9 +65,32 @@ pub(super) fn note(config: &Config, request: &Request, place: &str) -> Result<()
         .context(what)
 }
 
-/// The place of the network that it was given, empty where it was given none; None: it never went this way.
-pub(super) fn read(config: &Config, request: &Request) -> Option<String> {
-    fs::read_to_string(path(config, request)).ok()
+/// The attempt is given the network at `place`. Gone: its DEL has come already. To be called while nothing else is given.
+pub(super) fn give(config: &Config, request: &Request, place: &str) -> Result<()> {
+    if read(config, request) == Seen::Over {
+        return Err(Error::new(Kind::Gone, "its DEL has come meanwhile"));
+    }
+    note(config, request, place)
+}
+
+/// The DEL of an attempt that has nothing yet: it is to get nothing. What is known of it now. To be called while nothing is
+/// given.
+pub(super) fn end_waiting(config: &Config, request: &Request) -> Result<Seen> {
+    let seen = read(config, request);
+    if seen == Seen::Waiting {
+        note(config, request, OVER)?;
+    }
+    Ok(seen)
+}
+
+/// What is known of it.
+pub(super) fn read(config: &Config, request: &Request) -> Seen {
+    match fs::read_to_string(path(config, request)) {
+        Err(_) => Seen::Never,
+        Ok(text) if text.is_empty() => Seen::Waiting,
+        Ok(text) if text == OVER => Seen::Over,
+        Ok(place) => Seen::Given(place),
+    }
 }
 
 /// Forgets those that are over for long. Looks once in ten minutes, however often it is called.
@@ -57,7 +107,7 @@ pub fn sweep(config: &Config) {
         let path = entry.path();
         let place = fs::read_to_string(&path).unwrap_or_default();
         let record = NetworkRecord::in_place(config, &place, DAEMONS, "");
-        let over = place.is_empty() || !record.dir().exists();
+        let over = place.is_empty() || place == OVER || !record.dir().exists();
         if over && age(&path).is_some_and(|age| age > KEPT) {
             let _ = fs::remove_file(&path);
         }

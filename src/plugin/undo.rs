@@ -9,14 +9,15 @@ use super::job::Job;
 use super::work::{close, settle};
 use crate::error::Result;
 use crate::failpoint;
-use crate::network::{self, FIRST_PAUSE, Holder, LONGEST_PAUSE, NetworkRecord};
+use crate::network::{self, Ending, FIRST_PAUSE, Holder, LONGEST_PAUSE, NetworkRecord};
 
 /// Before a try that somebody who waits has asked for.
 const HURRIED: Duration = Duration::from_millis(100);
 
 /// The DEL of the attempt that has it.
 pub(super) async fn ended(job: &mut Job<'_>, record: &NetworkRecord) -> Result<()> {
-    if !network::end_claim(job.config, record)? {
+    let ending = network::end_claim(job.config, record)?;
+    if ending == Ending::Elsewhere {
         // Another job is at it, or it is done.
         job.door.tell(&Word::Look);
         return Ok(());
@@ -25,7 +26,9 @@ pub(super) async fn ended(job: &mut Job<'_>, record: &NetworkRecord) -> Result<(
     let record = record.as_of(&id, Some(job.own));
     job.door.open(job.config, record.place())?;
     failpoint::reach("cni-job.end.after").await?;
-    until_done(job, &record).await
+    // Nobody is given a network whose ADD has not ended well, and no DEL was begun.
+    let quiet = ending == Ending::First;
+    until_done(job, &record, quiet).await
 }
 
 /// A network of this job's that nobody is to have.
@@ -45,15 +48,16 @@ pub(super) async fn own(job: &mut Job<'_>, record: &NetworkRecord) -> Result<()>
             ..holder
         })?;
     }
-    until_done(job, record).await
+    until_done(job, record, false).await
 }
 
-async fn until_done(job: &mut Job<'_>, record: &NetworkRecord) -> Result<()> {
+/// `quiet`: none of its plugins can be at work still.
+async fn until_done(job: &mut Job<'_>, record: &NetworkRecord, mut quiet: bool) -> Result<()> {
     job.door.stage("cni-del");
     let end = Instant::now() + job.config.keeper_time();
     let mut pause = FIRST_PAUSE;
     loop {
-        let Err(error) = settle(job, record).await else {
+        let Err(error) = settle(job, record, std::mem::take(&mut quiet)).await else {
             failpoint::reach("cni-job.done.before").await?;
             // Before the word: who is told that it is done may look.
             close(job, record);

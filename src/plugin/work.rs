@@ -38,13 +38,17 @@ pub(super) async fn make(job: &mut Job<'_>, request: &Request) -> Result<()> {
         )
     })?;
     let attached = request.attached();
-    let fresh = NetworkRecord::free_for(config, DAEMONS, &request.id, &attached);
+    let (fresh, others) = NetworkRecord::free_for(config, DAEMONS, &request.id, &attached);
     let fresh = fresh.as_of(&request.id, Some(job.own));
+    let made_for = match others {
+        false => request.id.as_str(),
+        true => fresh.place(),
+    };
     let holder = Holder {
         supervisor: Some(job.own),
         keeper: true,
         netns: netns::of_record(config, &fresh),
-        made_for: container_id(job, request, &fresh),
+        made_for: made_for.to_owned(),
         ..request.holder()
     };
     failpoint::reach("cni-job.own.before").await?;
@@ -69,9 +73,14 @@ pub(super) async fn make(job: &mut Job<'_>, request: &Request) -> Result<()> {
             if let Err(error) = clear(job, &record, dead.map(|s| s.pid)).await {
                 return failed(job, &record, &error).await;
             }
+            // What it was made for stays the place's: so no two places have the same.
+            let known = crate::id::check("container id", &before.made_for).is_ok();
             record.hold(&Holder {
                 netns: netns::of_record(config, &record),
-                made_for: container_id(job, request, &record),
+                made_for: match known {
+                    true => before.made_for,
+                    false => record.place().to_owned(),
+                },
                 ..holder
             })?;
         }
@@ -101,21 +110,6 @@ pub(super) async fn keep_again(job: &mut Job<'_>, record: &NetworkRecord) -> Res
 /// How long a network waits for its pod: as any parked thing, one to two intervals.
 pub(super) fn keep_time(job: &Job<'_>) -> Duration {
     job.config.parking_interval().mul_f64(1.5)
-}
-
-/// CNI_CONTAINERID: the attempt's own, unless a network that was made for it is there still, and plugins know an
-/// attachment by it.
-fn container_id(job: &Job<'_>, request: &Request, record: &NetworkRecord) -> String {
-    let attached = request.attached();
-    let mut others = network::of_daemons(job.config).into_iter();
-    let met = others.any(|(other, holder)| {
-        other.dir() != record.dir() && holder.made_for == request.id && holder.network == attached
-    });
-    if met {
-        record.place().to_owned()
-    } else {
-        request.id.clone()
-    }
 }
 
 /// What a dead job left, or one that was asked for something else.
@@ -215,10 +209,14 @@ pub(super) fn close(job: &mut Job<'_>, record: &NetworkRecord) {
     }
 }
 
-/// A try of the DEL, by the one who has the network.
-pub(super) async fn settle(job: &mut Job<'_>, record: &NetworkRecord) -> Result<()> {
+/// A try of the DEL, by the one who has the network. `quiet`: see [`gc::settle_quiet`].
+pub(super) async fn settle(job: &mut Job<'_>, record: &NetworkRecord, quiet: bool) -> Result<()> {
     let (config, reaper) = (job.config, job.reaper.clone());
-    job.door
-        .during(Box::pin(gc::settle_own(config, &reaper, record)))
-        .await
+    let settled = async {
+        match quiet {
+            true => gc::settle_quiet(config, &reaper, record).await,
+            false => gc::settle_own(config, &reaper, record).await,
+        }
+    };
+    job.door.during(Box::pin(settled)).await
 }

@@ -274,15 +274,31 @@ pub async fn settle_own(config: &Config, reaper: &Reaper, record: &NetworkRecord
         // Another supervisor of the pod was quicker.
         return Ok(());
     }
-    let pending = |e: Error| e.within("network clean-up pending").as_kind(Kind::Busy);
     // What a plugin has started may go on attaching the pod after its supervisor's death.
     let alone = network::kill_orphans_alone(config, record, ORPHAN_LIMIT).await;
     alone.map_err(pending)?;
+    del_and_clear(config, reaper, record).await
+}
+
+/// [`settle_own`] where no plugin can be at work: every ADD has ended well and no DEL was begun. Spares the look at each
+/// process of the machine, which costs milliseconds where there are hundreds.
+pub async fn settle_quiet(config: &Config, reaper: &Reaper, record: &NetworkRecord) -> Result<()> {
+    if !record.withdraw(config).await? {
+        return Ok(());
+    }
+    del_and_clear(config, reaper, record).await
+}
+
+async fn del_and_clear(config: &Config, reaper: &Reaper, record: &NetworkRecord) -> Result<()> {
     failpoint::hit("gc.settle.before")?;
     network::del(config, reaper, record, config.del_timeout())
         .await
         .map_err(pending)?;
     clear(config, record)
+}
+
+fn pending(error: Error) -> Error {
+    error.within("network clean-up pending").as_kind(Kind::Busy)
 }
 
 /// Removes a record that owes nothing, and its netns.

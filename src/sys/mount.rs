@@ -178,17 +178,6 @@ pub fn replace_bind(source: &Path, target: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes the mount at `target` away; none there is done.
-///
-/// # Errors
-/// Those of umount(2).
-pub fn unbind(target: &Path) -> io::Result<()> {
-    match umount2(target, OFF) {
-        Err(Errno::EINVAL | Errno::ENOENT) | Ok(()) => Ok(()),
-        Err(e) => Err(e.into()),
-    }
-}
-
 const OFF: MntFlags = MntFlags::MNT_DETACH.union(MntFlags::UMOUNT_NOFOLLOW);
 
 impl Detached {

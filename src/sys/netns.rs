@@ -9,6 +9,7 @@ use std::path::Path;
 use nix::mount::{MsFlags, mount};
 use nix::sched::CloneFlags;
 
+use super::mount::replace_bind;
 use super::thread_ns::{self, Enter};
 use crate::error::{Context, Error, Result};
 
@@ -43,6 +44,15 @@ pub fn new_netns_pinned(path: &Path) -> Result<()> {
         let _ = fs::remove_file(path);
     }
     made
+}
+
+/// Puts a new network namespace, `lo` up, in the place of the one that is bound at `path`.
+pub fn replace_with_new(path: &Path) -> Result<()> {
+    thread_ns::run(&[Enter::New(CloneFlags::CLONE_NEWNET)], || {
+        lo_up().context(|| "bring lo up")?;
+        replace_bind(Path::new("/proc/thread-self/ns/net"), path)
+            .context(|| format!("put a new network namespace at {}", path.display()))
+    })
 }
 
 /// Whether the namespace file at `path` (on nsfs: the caller has looked) is a network namespace's. A kernel that cannot

@@ -1,26 +1,43 @@
 //! What the plugin costs when nothing is slow: ADD and DEL of the reference bridge alone and behind it, in turn.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::kit::{self, Attempt, BOUND, settings, snapshot};
-use crate::support::{Sandbox, bin, cni, sh};
+use crate::kit::{self, Attempt, settings, snapshot};
+use crate::support::{Sandbox, cni, sh};
 
 const ROUNDS: usize = 60;
+
+/// Starts that are timed.
+const STARTS: usize = 200;
+
+/// Pods of others, whose number must not matter.
+const OTHERS: usize = 100;
 
 /// The executable to measure: `scripts/cni-cost` names the released one.
 fn plugin() -> PathBuf {
     std::env::var_os("PODVISOR_CNI").map_or_else(|| kit::PLUGIN.into(), PathBuf::from)
 }
 
+/// From before the start of the program to its end, without a look in between that would have to be waited for.
 fn timed(pod: &Attempt, plugin: &Path, verb: &str, conf: &Value) -> Duration {
     let mut command = pod.command_of(plugin, verb);
+    command.stdin(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let text = conf.to_string();
     let begun = Instant::now();
-    bin::run_with(&mut command, Some(text.as_bytes()), BOUND).ok();
-    begun.elapsed()
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(text.as_bytes()).unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    let took = begun.elapsed();
+    assert!(output.status.success(), "{verb}: {output:?}");
+    took
 }
 
 /// Middle of all, and of the middle half the mean, in milliseconds.
@@ -32,45 +49,103 @@ fn middle(mut all: Vec<Duration>) -> (f64, f64) {
     (ms(all[all.len() / 2]), ms(mean))
 }
 
+/// The bridge, and its network as it is called alone.
+fn network() -> (PathBuf, Value, Value) {
+    sh("ip link add pvc3 type bridge");
+    let bridge = cni::real_plugins().unwrap().join("bridge");
+    let list = serde_json::json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [{
+        "type": "bridge", "bridge": "pvc3", "isGateway": true, "ipMasq": false,
+        "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.97.4.0/22"}]]}}]});
+    let mut alone = list["plugins"][0].clone();
+    alone["name"] = "pods".into();
+    alone["cniVersion"] = "1.0.0".into();
+    (bridge, list, alone)
+}
+
+/// ADD and DEL of both, in turn, beside so many pods behind the plugin.
+fn compare(count: usize) {
+    let (bridge, list, alone) = network();
+    let behind = kit::conf(&list);
+    let mut times: [Vec<Duration>; 4] = Default::default();
+    let mut others = Vec::new();
+    for n in 0..count {
+        let pod = Attempt::of(&format!("o{n}"), &format!("o{n}"), &list);
+        timed(&pod, &plugin(), "ADD", &behind);
+        others.push(pod);
+    }
+    for round in 0..ROUNDS {
+        let sides = [(&bridge, &alone), (&plugin(), &behind)];
+        for side in [round % 2, 1 - round % 2] {
+            let (program, conf) = sides[side];
+            let pod = Attempt::of(&format!("w{round}"), &format!("a{round}s{side}"), &list);
+            times[side].push(timed(&pod, program, "ADD", conf));
+            times[side + 2].push(timed(&pod, program, "DEL", conf));
+            pod.forget();
+        }
+    }
+    for pod in others {
+        timed(&pod, &plugin(), "DEL", &behind);
+        pod.forget();
+    }
+    let [add, with, del, with_del] = times.map(middle);
+    for (verb, alone, behind) in [("ADD", add, with), ("DEL", del, with_del)] {
+        println!(
+            "{verb} beside {count} pods: bridge alone {:.2} ms (mean of the middle half {:.2}), behind {:.2} ({:.2}): {:.2} ({:.2}) more",
+            alone.0,
+            alone.1,
+            behind.0,
+            behind.1,
+            behind.0 - alone.0,
+            behind.1 - alone.1
+        );
+        assert!(behind.0 - alone.0 < 500.0);
+    }
+    sh("ip link del pvc3");
+}
+
 #[test]
 #[ignore = "slow"]
 fn slow_what_the_plugin_costs() {
     Sandbox::new("cost::slow_what_the_plugin_costs").run(|| {
         settings(30.0);
-        sh("ip link add pvc3 type bridge");
-        let bridge = cni::real_plugins().unwrap().join("bridge");
-        let list = serde_json::json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [{
-            "type": "bridge", "bridge": "pvc3", "isGateway": true, "ipMasq": false,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.97.4.0/24"}]]}}]});
-        let mut alone = list["plugins"][0].clone();
-        alone["name"] = "pods".into();
-        alone["cniVersion"] = "1.0.0".into();
-        let behind = kit::conf(&list);
         let before = snapshot();
-        let mut times: [Vec<Duration>; 4] = Default::default();
-        for round in 0..ROUNDS {
-            let sides = [(&bridge, &alone), (&plugin(), &behind)];
-            for side in [round % 2, 1 - round % 2] {
-                let (program, conf) = sides[side];
-                let pod = Attempt::of(&format!("w{round}"), &format!("a{round}s{side}"), &list);
-                times[side].push(timed(&pod, program, "ADD", conf));
-                times[side + 2].push(timed(&pod, program, "DEL", conf));
-                pod.forget();
-            }
-        }
-        let [add, with, del, with_del] = times.map(middle);
-        for (verb, alone, behind) in [("ADD", add, with), ("DEL", del, with_del)] {
-            println!(
-                "{verb}: bridge alone {:.2} ms (mean of the middle half {:.2}), behind {:.2} ({:.2}): {:.2} ({:.2}) more",
-                alone.0,
-                alone.1,
-                behind.0,
-                behind.1,
-                behind.0 - alone.0,
-                behind.1 - alone.1
-            );
-            assert!(behind.0 - alone.0 < 500.0);
-        }
+        compare(0);
         before.assert_unchanged();
+    });
+}
+
+#[test]
+#[ignore = "slow"]
+fn slow_what_the_plugin_costs_beside_a_hundred_pods() {
+    Sandbox::new("cost::slow_what_the_plugin_costs_beside_a_hundred_pods").run(|| {
+        settings(30.0);
+        let before = snapshot();
+        compare(OTHERS);
+        before.assert_unchanged();
+    });
+}
+
+/// VERSION does nothing but start and answer.
+#[test]
+#[ignore = "slow"]
+fn slow_how_long_the_plugin_takes_to_start() {
+    Sandbox::new("cost::slow_how_long_the_plugin_takes_to_start").run(|| {
+        settings(30.0);
+        let (bridge, list, alone) = network();
+        let pod = Attempt::of("web", "a1", &list);
+        let behind = kit::conf(&list);
+        let mut times: [Vec<Duration>; 2] = Default::default();
+        for _ in 0..STARTS {
+            times[0].push(timed(&pod, &bridge, "VERSION", &alone));
+            times[1].push(timed(&pod, &plugin(), "VERSION", &behind));
+        }
+        let [theirs, ours] = times.map(middle);
+        println!(
+            "START: bridge {:.2} ms, podvisor-cni {:.2}",
+            theirs.0, ours.0
+        );
+        assert!(ours.0 < 100.0);
+        pod.forget();
+        sh("ip link del pvc3");
     });
 }

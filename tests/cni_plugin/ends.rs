@@ -1,11 +1,12 @@
 //! Ends: ADDs and DELs that fail or hang, callers that die, reboots.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::kit::{self, Attempt, BOUND, bridge, calls, settings, snapshot, until};
 use crate::owed_kit;
-use crate::support::fake::Act;
+use crate::support::fake::{self, Act};
 use crate::support::{Scope, bin, eventually, podvisor, sandboxed};
 
 const SOON: Duration = Duration::from_millis(700);
@@ -280,6 +281,45 @@ fn after_a_reboot_the_daemons_del_finds_the_network() {
                 (del.var("CNI_CONTAINERID"), del.var("CNI_NETNS")),
                 ("a1", "")
             );
+            std::fs::create_dir_all("/run/netns").unwrap();
+            std::fs::create_dir_all("/run/podvisor/netns").unwrap();
+            before.assert_unchanged();
+        },
+    );
+}
+
+/// What was told at the ADD is on record; a daemon that has moved its plugins meanwhile is heard first.
+#[test]
+fn a_del_finds_the_plugins_where_the_add_found_them_or_where_they_are_today() {
+    sandboxed(
+        "ends::a_del_finds_the_plugins_where_the_add_found_them_or_where_they_are_today",
+        || {
+            settings(30.0);
+            let (then, today) = (Path::new("/run/plugins-then"), Path::new("/run/plugins"));
+            std::fs::create_dir(then).unwrap();
+            let plugin = fake::plugin(then, "net");
+            let list = serde_json::json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "net"}]});
+            let before = snapshot();
+            let add = |name: &str, id: &str| {
+                let mut pod = Attempt::of(name, id, &list);
+                pod.env
+                    .push(("CNI_PATH".into(), then.display().to_string()));
+                pod.add().ok();
+                pod
+            };
+            let pod = add("web", "a1");
+            let mut moved = add("other", "b1");
+            nix::mount::umount2(&pod.netns, nix::mount::MntFlags::MNT_DETACH).unwrap();
+            std::fs::rename(then, today).unwrap();
+            moved.env = vec![("CNI_PATH".into(), today.display().to_string())];
+            moved.end();
+            calls(&plugin, 2, 1);
+            std::fs::rename(today, then).unwrap();
+            let boot = owed_kit::reboot(1);
+            boot.podvisor(&["gc", "--boot"]).ok();
+            calls(&plugin, 2, 2);
+            assert_eq!(plugin.calls_of("DEL")[1].var("CNI_CONTAINERID"), "a1");
+            std::fs::remove_dir_all(then).unwrap();
             std::fs::create_dir_all("/run/netns").unwrap();
             std::fs::create_dir_all("/run/podvisor/netns").unwrap();
             before.assert_unchanged();

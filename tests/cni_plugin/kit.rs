@@ -159,7 +159,16 @@ impl Attempt {
         self.call("ADD")
     }
 
+    /// As containerd sends it: behind that of its own network for `lo`, at the same path.
     pub fn del(&self) -> Said {
+        if self.netns.starts_with("/run/netns") {
+            let loopback = cni::real_plugins().unwrap().join("loopback");
+            let mut command = self.command_of(&loopback, "DEL");
+            command.env("CNI_IFNAME", "lo");
+            let conf = json!({"cniVersion": "1.0.0", "name": "cni-loopback", "type": "loopback"});
+            let text = conf.to_string();
+            bin::run_with(&mut command, Some(text.as_bytes()), BOUND).ok();
+        }
         self.call("DEL")
     }
 

@@ -64,6 +64,20 @@ impl Cri {
         Ok(!answer.bytes(1).is_empty())
     }
 
+    /// PortForward: where its stream can be had.
+    pub fn port_forward(&mut self, id: &str, port: u16) -> Result<String, Status> {
+        let request = Message::new().text(1, id).varint(2, port.into());
+        self.call("PortForward", &request).map(|a| a.string(1))
+    }
+
+    /// PodSandboxStatus: every address.
+    pub fn addresses(&mut self, id: &str) -> Result<Vec<String>, Status> {
+        let answer = self.call("PodSandboxStatus", &Message::new().text(1, id))?;
+        let network = answer.message(1).message(5);
+        let more = network.messages(2).into_iter().map(|ip| ip.string(1));
+        Ok(std::iter::once(network.string(1)).chain(more).collect())
+    }
+
     /// ListPodSandbox.
     pub fn list(&mut self) -> Vec<Listed> {
         let answer = self.call("ListPodSandbox", &Message::new()).unwrap();
