@@ -5,6 +5,10 @@
 mod again;
 #[path = "command/exec.rs"]
 mod exec;
+#[path = "command/flags.rs"]
+mod flags;
+#[path = "command/help.rs"]
+mod help;
 #[path = "command/kit.rs"]
 mod kit;
 #[path = "command/listing.rs"]
@@ -17,6 +21,8 @@ mod many;
 mod network;
 #[path = "command/run.rs"]
 mod run;
+#[path = "command/schema.rs"]
+mod schema;
 #[path = "command/sharing.rs"]
 mod sharing;
 #[path = "command/signals.rs"]
@@ -24,5 +30,11 @@ mod signals;
 #[path = "command/stop.rs"]
 mod stop;
 mod support;
+#[path = "command/terminals.rs"]
+mod terminals;
 #[path = "command/timeout.rs"]
 mod timeout;
+#[path = "command/tty.rs"]
+mod tty;
+#[path = "command/verbs.rs"]
+mod verbs;

@@ -1,5 +1,7 @@
 //! Following a workload in the foreground: its output, its input, our signals, its exit code.
 //!
+//! With a terminal it also hands on keys and the window's size, and can leave the workload running.
+//!
 //! Owns a directory of fifos below the pod's, removed when it is dropped, and the threads that copy. Promises that output
 //! is complete before the exit code is returned, unless something the workload left behind holds its pipe. Copying is
 //! done by threads, because our stdout may block for as long as its reader likes, and signals must still be passed on.
@@ -22,9 +24,10 @@ use tokio::sync::oneshot;
 
 use crate::client::{self, Client};
 use crate::error::{Context, Error, Kind, Result};
-use crate::proto::task_v3::shim::{CloseIORequest, KillRequest, WaitRequest};
+use crate::proto::task_v3::shim::{CloseIORequest, KillRequest, ResizePtyRequest, WaitRequest};
 
 use super::host::private_dir;
+use super::terminal::{self, Keys, Raw, Window};
 use super::{names, output};
 
 /// Output may still be under way when the workload has ended; a process that it left behind may hold the pipe for ever.
@@ -40,19 +43,50 @@ const IMPATIENT: u32 = 3;
 #[derive(Debug)]
 pub struct Attach {
     dir: PathBuf,
+    streams: Streams,
     stdin: Option<File>,
     stdout: File,
-    stderr: File,
+    /// None: the workload has a terminal, which is one stream.
+    stderr: Option<File>,
     /// On the directory: there is one command at its other ends.
     _lock: Flock<File>,
 }
 
+/// Which streams a process is to have.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Streams {
+    /// It is passed our standard input.
+    pub stdin: bool,
+    /// It has a terminal.
+    pub tty: bool,
+    /// It may be left running: by the keys, and when our terminal hangs up.
+    pub leave: bool,
+}
+
+/// How following a process came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Followed {
+    /// It has ended, with this exit code.
+    Ended(u8),
+    /// It runs on, and is nobody's in the foreground: the keys were typed.
+    Left,
+    /// The same, because our terminal has gone.
+    HungUp,
+}
+
+/// What has become of our standard input.
+#[derive(Debug, PartialEq, Eq)]
+enum Input {
+    Ended,
+    Detached,
+}
+
 impl Attach {
     /// Makes the fifos and opens our ends, so that the other side finds a peer at once.
-    pub fn make(pod_dir: &Path, stdin: bool) -> Result<Self> {
+    pub fn make(pod_dir: &Path, streams: Streams) -> Result<Self> {
         Self::locked(
             &pod_dir.join(format!("attach-{}", names::random_hex(4)?)),
-            stdin,
+            streams,
         )
     }
 
@@ -61,12 +95,12 @@ impl Attach {
     ///
     /// # Errors
     /// Exists when another command is attached to it.
-    pub fn of(pod_dir: &Path, id: &str, stdin: bool) -> Result<Self> {
-        Self::locked(&pod_dir.join(format!("attach-{id}")), stdin)
+    pub fn of(pod_dir: &Path, id: &str, streams: Streams) -> Result<Self> {
+        Self::locked(&pod_dir.join(format!("attach-{id}")), streams)
             .map_err(|e| e.within(format!("attach to container {id}")))
     }
 
-    fn locked(dir: &Path, stdin: bool) -> Result<Self> {
+    fn locked(dir: &Path, streams: Streams) -> Result<Self> {
         loop {
             private_dir(dir)?;
             let what = || format!("lock {}", dir.display());
@@ -82,7 +116,7 @@ impl Attach {
             let (ours, there) = (lock.metadata().context(what)?, fs::metadata(dir));
             // Removed by whoever had it, a moment before the lock was ours?
             if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
-                let made = Self::open(dir.to_owned(), stdin, lock);
+                let made = Self::open(dir.to_owned(), streams, lock);
                 if made.is_err() {
                     let _ = fs::remove_dir_all(dir);
                 }
@@ -104,31 +138,58 @@ impl Attach {
         text(&self.dir.join("stdout"))
     }
 
-    /// Fifo of the workload's errors.
+    /// Fifo of the workload's errors; empty when it has a terminal.
     pub fn stderr_path(&self) -> String {
-        text(&self.dir.join("stderr"))
+        self.stderr
+            .as_ref()
+            .map(|_| text(&self.dir.join("stderr")))
+            .unwrap_or_default()
     }
 
-    /// Copies until the process has ended; passes signals on; returns its exit code.
+    /// Gives the workload's terminal the size of ours, if both are there. It may have no terminal yet.
+    pub async fn resize(&self, client: &Client, id: &str, exec_id: &str) {
+        let Some((width, height)) = terminal::size().filter(|_| self.streams.tty) else {
+            return;
+        };
+        let request = ResizePtyRequest {
+            id: id.to_owned(),
+            exec_id: exec_id.to_owned(),
+            width: u32::from(width),
+            height: u32::from(height),
+            ..Default::default()
+        };
+        let context = client::context(Some(CALL_LIMIT));
+        // A wrong size is no reason to end.
+        let _ = client.task().resize_pty(context, &request).await;
+    }
+
+    /// Copies until the process has ended, or is left; passes signals on.
     pub async fn follow(
         mut self,
         client: &Client,
         id: &str,
         exec_id: &str,
         signals: &mut Signals,
-    ) -> Result<u8> {
+    ) -> Result<Followed> {
+        const SHARE: &str = "share a fifo";
+        let takes_keys = self.streams.tty && self.streams.stdin;
+        let raw = match takes_keys {
+            true => Raw::enter()?,
+            false => None,
+        };
+        let mut window = Window::watch(self.streams.tty)?;
         let out = copy(
-            self.stdout.try_clone().context(|| "share a fifo")?,
+            self.stdout.try_clone().context(|| SHARE)?,
             own(io::stdout().as_fd()),
         );
-        let err = copy(
-            self.stderr.try_clone().context(|| "share a fifo")?,
-            own(io::stderr().as_fd()),
-        );
+        let err = self.stderr.as_ref().map(File::try_clone).transpose();
+        let err = err.context(|| SHARE)?;
+        let err = err.map(|from| copy(from, own(io::stderr().as_fd())));
+        let keys = (takes_keys && self.streams.leave).then(Keys::default);
         let mut input = self
             .stdin
             .take()
-            .map(|fifo| copy_input(own(io::stdin().as_fd()), fifo));
+            .map(|fifo| copy_input(own(io::stdin().as_fd()), fifo, keys));
         let request = WaitRequest {
             id: id.to_owned(),
             exec_id: exec_id.to_owned(),
@@ -137,6 +198,8 @@ impl Attach {
         let task = client.task();
         let wait = task.wait(client::context(None), &request);
         tokio::pin!(wait);
+        // It may have changed since the workload was started.
+        self.resize(client, id, exec_id).await;
         let mut asked = 0;
         let code = loop {
             tokio::select! {
@@ -145,14 +208,21 @@ impl Attach {
                     break exit_code(answer.exit_status);
                 }
                 number = signals.next() => {
+                    if number == libc::SIGHUP && self.streams.tty && self.streams.leave {
+                        return Ok(Followed::HungUp);
+                    }
                     asked += u32::from(matches!(number, libc::SIGINT | libc::SIGTERM));
                     let number = if asked >= IMPATIENT { libc::SIGKILL } else { number };
                     if let Err(e) = kill(client, id, exec_id, number).await {
                         output::complain(format!("pass signal {number} on: {e}"));
                     }
                 }
-                () = ended(&mut input) => {
+                () = window.changed() => self.resize(client, id, exec_id).await,
+                end = ended(&mut input) => {
                     input = None;
+                    if end == Input::Detached {
+                        return Ok(Followed::Left);
+                    }
                     let request = CloseIORequest { id: id.to_owned(), exec_id: exec_id.to_owned(), stdin: true, ..Default::default() };
                     // It may have ended meanwhile.
                     let _ = task.close_io(client::context(Some(CALL_LIMIT)), &request).await;
@@ -161,14 +231,17 @@ impl Attach {
         };
         let drained = async {
             let _ = out.await;
-            let _ = err.await;
+            if let Some(err) = err {
+                let _ = err.await;
+            }
         };
         // After the limit the rest is in the log.
         let _ = tokio::time::timeout(DRAIN_LIMIT, drained).await;
-        Ok(code)
+        drop(raw);
+        Ok(Followed::Ended(code))
     }
 
-    fn open(dir: PathBuf, stdin: bool, lock: Flock<File>) -> Result<Self> {
+    fn open(dir: PathBuf, streams: Streams, lock: Flock<File>) -> Result<Self> {
         let fifo = |name: &str, write: bool| {
             let path = dir.join(name);
             match mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR) {
@@ -184,15 +257,12 @@ impl Attach {
                 .open(&path)
                 .context(|| format!("open fifo {}", path.display()))
         };
-        let stdin = if stdin {
-            Some(fifo("stdin", true)?)
-        } else {
-            None
-        };
+        let wanted = |name, write, wanted: bool| wanted.then(|| fifo(name, write)).transpose();
         Ok(Self {
-            stdin,
+            stdin: wanted("stdin", true, streams.stdin)?,
             stdout: fifo("stdout", false)?,
-            stderr: fifo("stderr", false)?,
+            stderr: wanted("stderr", false, !streams.tty)?,
+            streams,
             dir,
             _lock: lock,
         })
@@ -257,7 +327,8 @@ pub fn exit_code(status: u32) -> u8 {
     u8::try_from(status).unwrap_or(u8::MAX)
 }
 
-async fn kill(client: &Client, id: &str, exec_id: &str, number: i32) -> Result<()> {
+/// Signals a process of a container; one that has gone meanwhile is no error.
+pub async fn kill(client: &Client, id: &str, exec_id: &str, number: i32) -> Result<()> {
     let request = KillRequest {
         id: id.to_owned(),
         exec_id: exec_id.to_owned(),
@@ -274,9 +345,9 @@ async fn kill(client: &Client, id: &str, exec_id: &str, number: i32) -> Result<(
     }
 }
 
-async fn ended(input: &mut Option<oneshot::Receiver<()>>) {
+async fn ended(input: &mut Option<oneshot::Receiver<Input>>) -> Input {
     match input {
-        Some(done) => drop(done.await),
+        Some(done) => done.await.unwrap_or(Input::Ended),
         None => std::future::pending().await,
     }
 }
@@ -304,20 +375,32 @@ fn copy(mut from: File, mut to: Option<File>) -> oneshot::Receiver<()> {
     receiver
 }
 
-/// Copies our input until its end; the fifo's writer is closed then.
-fn copy_input(from: Option<File>, mut to: File) -> oneshot::Receiver<()> {
+/// Copies our input until its end, or until the keys that leave the workload; the fifo's writer is closed then.
+fn copy_input(
+    from: Option<File>,
+    mut to: File,
+    mut keys: Option<Keys>,
+) -> oneshot::Receiver<Input> {
     let (done, receiver) = oneshot::channel();
     thread::spawn(move || {
+        let mut how = Input::Ended;
         if let Some(mut from) = from {
             let mut buffer = vec![0; 64 * 1024];
             while let Ok(n @ 1..) = read(&mut from, &mut buffer) {
-                if write(&mut to, &buffer[..n]).is_err() {
+                let (typed, leave) = match &mut keys {
+                    Some(keys) => keys.pass(&buffer[..n]),
+                    None => (buffer[..n].to_vec(), false),
+                };
+                if leave {
+                    how = Input::Detached;
+                }
+                if write(&mut to, &typed).is_err() || leave {
                     break;
                 }
             }
         }
         drop(to);
-        let _ = done.send(());
+        let _ = done.send(how);
     });
     receiver
 }
@@ -369,10 +452,16 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
+    const STREAMS: Streams = Streams {
+        stdin: true,
+        tty: false,
+        leave: false,
+    };
+
     #[test]
     fn a_fifo_nobody_has_written_to_is_not_at_its_end() {
         let dir = tempfile::tempdir().unwrap();
-        let attach = Attach::make(dir.path(), true).unwrap();
+        let attach = Attach::make(dir.path(), STREAMS).unwrap();
         let mode = fs::metadata(&attach.dir).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
         let to = dir.path().join("copy");
@@ -397,10 +486,10 @@ mod tests {
     #[test]
     fn one_command_at_a_time_has_a_containers_streams_and_takes_up_what_was_left() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Attach::of(dir.path(), "c", false).unwrap();
-        let refused = Attach::of(dir.path(), "c", false).unwrap_err();
+        let first = Attach::of(dir.path(), "c", STREAMS).unwrap();
+        let refused = Attach::of(dir.path(), "c", STREAMS).unwrap_err();
         assert_eq!(refused.kind(), Kind::Exists, "{refused}");
-        Attach::of(dir.path(), "d", false).unwrap();
+        Attach::of(dir.path(), "d", STREAMS).unwrap();
         let path = first.stdout_path();
         drop(first);
         // What a killed command leaves: no lock, fifos, a supervisor at their other end.
@@ -412,7 +501,7 @@ mod tests {
             .open(&path)
             .unwrap();
         let mut writer = OpenOptions::new().write(true).open(&path).unwrap();
-        let second = Attach::of(dir.path(), "c", false).unwrap();
+        let second = Attach::of(dir.path(), "c", STREAMS).unwrap();
         writer.write_all(b"text").unwrap();
         drop(writer);
         let to = dir.path().join("copy");
@@ -426,7 +515,7 @@ mod tests {
     #[test]
     fn the_end_of_the_last_writer_ends_the_copy() {
         let dir = tempfile::tempdir().unwrap();
-        let attach = Attach::make(dir.path(), false).unwrap();
+        let attach = Attach::make(dir.path(), Streams::default()).unwrap();
         assert_eq!(attach.stdin_path(), "");
         // Written and closed before anybody reads: a workload may be that quick.
         let mut writer = OpenOptions::new()
@@ -437,7 +526,7 @@ mod tests {
         drop(writer);
         let to = dir.path().join("copy");
         let done = copy(
-            attach.stderr.try_clone().unwrap(),
+            attach.stderr.as_ref().unwrap().try_clone().unwrap(),
             Some(File::create(&to).unwrap()),
         );
         done.blocking_recv().unwrap();

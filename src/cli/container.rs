@@ -25,8 +25,10 @@ use super::bundle::{self, Found, Writing};
 use super::failure::Failure;
 use super::host::{Host, private_dir};
 use super::patience::Patience;
+use super::spec::{self, HostNamespaces};
 use super::supervisor::{self, label};
-use super::{output, select, spec};
+use super::workload::Workload;
+use super::{output, select};
 
 /// The answer needs a moment more than the OCI runtime's own bound.
 const MARGIN: Duration = Duration::from_secs(10);
@@ -39,55 +41,6 @@ const DELETE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Open files a workload may ask for, where our own limit allows that.
 const FILES: u64 = 1_048_576;
-
-/// What the workload is to be.
-#[derive(Debug)]
-pub struct Workload {
-    /// Checked, absolute.
-    pub rootfs: PathBuf,
-    /// Command and arguments; not empty.
-    pub args: Vec<String>,
-    /// `KEY=VALUE`.
-    pub env: Vec<String>,
-    /// Working directory in the container, absolute.
-    pub cwd: String,
-}
-
-/// The root file system as an absolute path without links; it has to be a directory.
-pub fn check_rootfs(path: &Path) -> Result<PathBuf> {
-    let next = "give a directory that holds the container's files with --rootfs";
-    let found = match fs::canonicalize(path) {
-        Ok(found) => found,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Error::new(
-                Kind::NotFound,
-                format!("use rootfs {}: it is not there; {next}", path.display()),
-            ));
-        }
-        Err(e) => {
-            return Err(Error::io(
-                format!("use rootfs {} ({next})", path.display()),
-                e,
-            ));
-        }
-    };
-    if !found.is_dir() {
-        return Err(Error::new(
-            Kind::Invalid,
-            format!("use rootfs {}: it is no directory; {next}", path.display()),
-        ));
-    }
-    if found.to_str().is_none() {
-        return Err(Error::new(
-            Kind::Invalid,
-            format!(
-                "use rootfs {}: its path is no UTF-8; {next}",
-                path.display()
-            ),
-        ));
-    }
-    Ok(found)
-}
 
 /// Where a container's output is kept.
 pub fn log_path(dir: &Path, id: &str) -> PathBuf {
@@ -166,7 +119,7 @@ pub async fn start(host: &Host, client: &Client, wish: &Wish<'_>) -> Result<(), 
     };
     let command = wish.work.args.first().map_or("", String::as_str);
     let root = host.config.oci_root();
-    let created = create(client, &root, id, &place, wish.attach, patience).await;
+    let created = create(client, &root, wish, &place, patience).await;
     drop(writing);
     if let Err(e) = created {
         let detached = wish.attach.is_none();
@@ -179,6 +132,9 @@ pub async fn start(host: &Host, client: &Client, wish: &Wish<'_>) -> Result<(), 
                 NotStarted::undone(Failure::of_start(command, e))
             }
         });
+    }
+    if let Some(attach) = wish.attach {
+        attach.resize(client, id, "").await;
     }
     match call_start(client, id, "").await {
         Ok(()) => Ok(()),
@@ -334,19 +290,21 @@ pub fn log_files(dir: &Path, id: &str) -> Vec<PathBuf> {
 async fn create(
     client: &Client,
     root: &Path,
-    id: &str,
+    wish: &Wish<'_>,
     place: &Place,
-    attach: Option<&Attach>,
     patience: Patience,
 ) -> Result<()> {
     let options = runtime_options(root)?;
+    let (attach, terminal) = (wish.attach, wish.work.tty);
     let streams = log_uri(&place.log, attach);
     let request = CreateTaskRequest {
-        id: id.to_owned(),
+        id: wish.id.to_owned(),
         bundle: place.bundle.display().to_string(),
+        terminal,
         stdin: attach.map(Attach::stdin_path).unwrap_or_default(),
         stdout: streams.clone(),
-        stderr: streams,
+        // A terminal is one stream.
+        stderr: if terminal { String::new() } else { streams },
         options: Some(options).into(),
         ..Default::default()
     };
@@ -380,8 +338,12 @@ fn log_uri(log: &Path, attach: Option<&Attach>) -> String {
     match attach {
         None => format!("podvisor-log://{log}"),
         Some(a) => {
-            let (out, err) = (encoded(&a.stdout_path()), encoded(&a.stderr_path()));
-            format!("podvisor-log://{log}?attach-stdout={out}&attach-stderr={err}")
+            let out = encoded(&a.stdout_path());
+            let uri = format!("podvisor-log://{log}?attach-stdout={out}");
+            match a.stderr_path().as_str() {
+                "" => uri,
+                err => format!("{uri}&attach-stderr={}", encoded(err)),
+            }
         }
     }
 }
@@ -411,14 +373,15 @@ fn config(host: &Host, pod: &Record, id: &str, work: &Workload) -> Value {
         )
     });
     spec::config(&spec::Wish {
-        rootfs: &work.rootfs.display().to_string(),
-        args: &work.args,
-        env: &work.env,
-        cwd: &work.cwd,
+        work,
         hostname: &pod.hostname,
         sandbox: &pod.id,
         cgroups_path: &format!("{}/{id}", parent.trim_end_matches('/')),
-        host_network: pod.network.host,
+        host: HostNamespaces {
+            network: pod.network.host,
+            ipc: pod.has_host_ipc(),
+            pid: pod.has_host_pids(),
+        },
         files: getrlimit(Resource::RLIMIT_NOFILE).map_or(FILES, |(_, hard)| hard.min(FILES)),
         cgroup_v2: Path::new("/sys/fs/cgroup/cgroup.controllers").exists(),
     })
@@ -427,22 +390,6 @@ fn config(host: &Host, pod: &Record, id: &str, work: &Workload) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_rootfs_is_a_directory() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(check_rootfs(dir.path()).is_ok_and(|p| p.is_absolute()));
-        assert_eq!(
-            check_rootfs(&dir.path().join("absent")).map_err(|e| e.kind()),
-            Err(Kind::NotFound)
-        );
-        let file = dir.path().join("file");
-        fs::write(&file, "").unwrap();
-        assert_eq!(
-            check_rootfs(&file).map_err(|e| e.kind()),
-            Err(Kind::Invalid)
-        );
-    }
 
     #[test]
     fn the_configured_runtime_is_asked_for_and_odd_paths_are_kept() {

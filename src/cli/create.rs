@@ -8,7 +8,7 @@ use super::{make, output, parse, plan};
 /// Flags of `create`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  podvisor create --name web --publish 8080:80\n  podvisor run --sandbox web --rootfs /srv/web -- /bin/httpd -f -p 80"
+    after_help = "Examples:\n  podvisor create --name web --publish 8080:80\n  podvisor run -d --sandbox web --rootfs /srv/web -- /bin/httpd -f -p 80"
 )]
 pub struct Args {
     /// Name of the pod.

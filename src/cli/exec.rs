@@ -1,5 +1,6 @@
 //! `podvisor exec`: one more process in a container that runs; its exit code is ours.
 
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -10,10 +11,10 @@ use crate::pod::record::Record;
 use crate::proto::any;
 use crate::proto::task_v3::shim::ExecProcessRequest;
 
-use super::attach::{Attach, Signals};
-use super::failure::Failure;
+use super::attach::{Attach, Followed, Signals, Streams};
+use super::failure::{Failure, PODVISOR_FAILED};
 use super::host::Host;
-use super::{container, names, parse, select, spec, supervisor};
+use super::{container, names, parse, select, spec, supervisor, user, workload};
 
 /// Exec only takes the request down; Start does the work.
 const EXEC_LIMIT: Duration = Duration::from_secs(30);
@@ -21,7 +22,7 @@ const EXEC_LIMIT: Duration = Duration::from_secs(30);
 /// Flags of `exec`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  podvisor exec web -- ps\n  podvisor exec -i web/log -- tee /tmp/x < file"
+    after_help = "Example:\n  podvisor exec web -- ps\n  podvisor exec -it -w /tmp web sh\n  echo text | podvisor exec -i web/log -- tee /tmp/x"
 )]
 pub struct Args {
     /// Set a variable; KEY alone takes the value from here. May be repeated.
@@ -30,6 +31,12 @@ pub struct Args {
     /// Pass our standard input on.
     #[arg(short, long)]
     interactive: bool,
+    /// Give the command a terminal; with -i it is ours.
+    #[arg(short, long)]
+    tty: bool,
+    /// Run as this user of the container's; the container's own when not given.
+    #[arg(short, long, value_name = "USER[:GROUP]")]
+    user: Option<String>,
     /// Working directory; the container's when not given.
     #[arg(short, long, value_name = "DIR")]
     workdir: Option<String>,
@@ -43,17 +50,27 @@ pub struct Args {
 
 /// Runs the verb.
 pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
+    workload::check_terminal(args.tty, args.interactive)?;
+    if let Some(cwd) = &args.workdir {
+        workload::check_cwd(cwd)?;
+    }
     let (pod, id) = select::container(host, &args.target)?;
     let dir = host.pod_dir(&pod.id);
     let process = process(&dir.join("bundles").join(&id).join("config.json"), &args)?;
     let command = args.command.first().map_or("", String::as_str);
     let client = supervisor::connect(&pod).await?;
     let mut signals = Signals::catch()?;
-    let attach = Attach::make(&dir, args.interactive)?;
+    let streams = Streams {
+        stdin: args.interactive,
+        tty: args.tty,
+        leave: false,
+    };
+    let attach = Attach::make(&dir, streams)?;
     let exec_id = format!("exec-{}", names::random_hex(4)?);
     let request = ExecProcessRequest {
         id: id.clone(),
         exec_id: exec_id.clone(),
+        terminal: args.tty,
         stdin: attach.stdin_path(),
         stdout: attach.stdout_path(),
         stderr: attach.stderr_path(),
@@ -72,11 +89,14 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
                 client::from_ttrpc("start the command", e),
             )
         })?;
+    attach.resize(&client, &id, &exec_id).await;
     let code = match container::start_process(&client, &id, &exec_id, command).await {
-        Ok(()) => attach
-            .follow(&client, &id, &exec_id, &mut signals)
-            .await
-            .map_err(Failure::from),
+        Ok(()) => match attach.follow(&client, &id, &exec_id, &mut signals).await {
+            Ok(Followed::Ended(code)) => Ok(code),
+            // Commands are not left.
+            Ok(Followed::Left | Followed::HungUp) => Err(Failure::silent(PODVISOR_FAILED)),
+            Err(e) => Err(e.into()),
+        },
         Err(failure) => Err(failure),
     };
     // It is forgotten with its container otherwise; the code is what was asked for.
@@ -99,7 +119,7 @@ fn not_started(pod: &Record, id: &str, command: &str, error: Error) -> Failure {
 }
 
 /// The container's own process with our command, as JSON.
-fn process(path: &std::path::Path, args: &Args) -> Result<Vec<u8>, Failure> {
+fn process(path: &Path, args: &Args) -> Result<Vec<u8>, Failure> {
     let text = std::fs::read(path).context(|| format!("read {}", path.display()))?;
     let invalid = || {
         Error::new(
@@ -111,8 +131,22 @@ fn process(path: &std::path::Path, args: &Args) -> Result<Vec<u8>, Failure> {
         )
     };
     let config: Value = serde_json::from_slice(&text).map_err(|_| invalid())?;
-    let process = spec::exec_process(&config, &args.command, &args.env, args.workdir.as_deref())
-        .ok_or_else(invalid)?;
+    let user = match (
+        &args.user,
+        config.pointer("/root/path").and_then(Value::as_str),
+    ) {
+        (Some(user), Some(rootfs)) => Some(user::find(Path::new(rootfs), user)?),
+        (Some(_), None) => return Err(invalid().into()),
+        (None, _) => None,
+    };
+    let exec = spec::Exec {
+        args: &args.command,
+        env: &args.env,
+        cwd: args.workdir.as_deref(),
+        user: user.as_ref(),
+        tty: args.tty,
+    };
+    let process = spec::exec_process(&config, &exec).ok_or_else(invalid)?;
     serde_json::to_vec(&process)
         .map_err(|e| Error::caused(Kind::Other, "write the process as JSON", e).into())
 }

@@ -12,21 +12,22 @@ use crate::pod::record::{Found, Record, Stage};
 
 use super::failure::Failure;
 use super::host::Host;
-use super::{names, output, owed, parked, ps, select, supervisor};
+use super::output::Format;
+use super::{each, names, output, owed, parked, ps, select, supervisor};
 
 /// Status is answered from a snapshot.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Flags of `inspect`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  podvisor inspect --stages web")]
+#[command(after_help = "Examples:\n  podvisor inspect web\n  podvisor inspect --stages web")]
 pub struct Args {
     /// Show only the stages of the pod's life and their times, as a table.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["json", "format"])]
     stages: bool,
-    /// Print JSON; this is what it does anyway.
-    #[arg(long, conflicts_with = "stages")]
-    json: bool,
+    /// Print JSON, which is what it does anyway; `--format table` is --stages.
+    #[command(flatten)]
+    format: Format,
     /// Names, ids, or beginnings of ids.
     #[arg(required = true, value_name = "POD")]
     pods: Vec<String>,
@@ -46,17 +47,15 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
         }
     };
     let shown: Vec<Shown> = args.pods.iter().map(find).collect::<Result<_, _>>()?;
-    if args.stages {
+    if args.stages || args.format.is_table() {
         return stages(&shown);
     }
-    let mut list = Vec::new();
-    for pod in &shown {
-        list.push(match pod {
-            Shown::Pod(found) => document(host, found).await?,
-            Shown::Owed(owed) => owed::document(owed),
-            Shown::Parked(parked) => parked::document(parked),
-        });
-    }
+    let list = each::gather(&shown, async |pod| match pod {
+        Shown::Pod(found) => document(host, found).await,
+        Shown::Owed(owed) => Ok(owed::document(owed)),
+        Shown::Parked(parked) => Ok(parked::document(parked)),
+    });
+    let list = list.await.into_iter().collect::<Result<Vec<Value>>>()?;
     output::json(&list)?;
     Ok(0)
 }

@@ -11,17 +11,26 @@
 
 mod attach;
 mod bundle;
+mod capability;
+mod completion;
 mod container;
 mod create;
 mod each;
+mod events;
 mod exec;
 mod failure;
+mod filter;
 mod gc;
+mod given;
+mod given_container;
+mod given_pod;
 mod host;
 mod inspect;
+mod kill;
 mod logs;
 mod make;
 mod metrics;
+mod mounts;
 mod names;
 mod network;
 mod output;
@@ -29,24 +38,31 @@ mod owed;
 mod parked;
 mod parse;
 mod patience;
+mod pause;
 mod plan;
+mod pod_network;
 mod progress;
 mod ps;
 mod remove;
 mod rm;
 mod run;
 mod select;
+mod since;
 mod spec;
+mod stats;
 mod stop;
 mod supervisor;
+mod terminal;
+mod user;
 mod version;
 mod wait;
+mod workload;
 mod wrap;
 
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::cli::failure::{Failure, PODVISOR_FAILED};
 use crate::cli::host::Host;
@@ -76,7 +92,7 @@ struct Command {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Make a pod and run a command in it (or, with --sandbox, in a pod that is there).
-    Run(run::Args),
+    Run(Box<run::Args>),
     /// Make a pod without a container.
     Create(create::Args),
     /// List pods.
@@ -87,6 +103,16 @@ enum Verb {
     Exec(exec::Args),
     /// Print what a container has written.
     Logs(logs::Args),
+    /// Show what containers use.
+    Stats(stats::Args),
+    /// Tell what happens to pods and containers.
+    Events(events::Args),
+    /// Send a signal to containers.
+    Kill(kill::Args),
+    /// Stop all containers of pods where they are.
+    Pause(pause::PauseArgs),
+    /// Let containers that were paused go on.
+    Unpause(pause::UnpauseArgs),
     /// Stop pods: containers get SIGTERM, then SIGKILL; the network is released; the record stays until `rm`.
     Stop(stop::Args),
     /// Remove pods that are stopped.
@@ -99,6 +125,8 @@ enum Verb {
     Metrics(metrics::Args),
     /// Undo what supervisors that have died, and reboots, have left.
     Gc(gc::Args),
+    /// Print what a shell needs to complete command lines: bash, zsh, fish.
+    Completion(completion::Args),
     /// Show the version.
     Version(version::Args),
 }
@@ -130,8 +158,10 @@ pub fn main() -> ExitCode {
 }
 
 fn act(command: Command) -> Result<u8, Failure> {
-    if let Verb::Version(args) = command.verb {
-        return version::run(&args);
+    match &command.verb {
+        Verb::Version(args) => return version::run(args),
+        Verb::Completion(args) => return completion::run(args, Command::command()),
+        _ => {}
     }
     let host = Rc::new(Host::open(&command.namespace)?);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -140,18 +170,25 @@ fn act(command: Command) -> Result<u8, Failure> {
         .map_err(|e| Error::io("start the command's own event loop", e))?;
     let verb = async {
         match command.verb {
-            Verb::Run(args) => run::run(&host, args).await,
+            // Boxed: its state is larger than a future's should be.
+            Verb::Run(args) => Box::pin(run::run(&host, *args)).await,
             Verb::Create(args) => create::run(&host, args).await,
             Verb::Ps(args) => ps::run(&host, &args),
             Verb::Inspect(args) => inspect::run(&host, args).await,
             Verb::Exec(args) => exec::run(&host, args).await,
-            Verb::Logs(args) => logs::run(&host, &args),
+            Verb::Logs(args) => logs::run(&host, &args).await,
+            Verb::Stats(args) => stats::run(&host, &args).await,
+            Verb::Events(args) => events::run(&host, &args).await,
+            Verb::Kill(args) => kill::run(&host, args).await,
+            Verb::Pause(args) => pause::pause(&host, args).await,
+            Verb::Unpause(args) => pause::unpause(&host, args).await,
             Verb::Stop(args) => stop::run(&host, args).await,
             Verb::Rm(args) => rm::run(&host, args).await,
             Verb::Wait(args) => wait::run(&host, args).await,
             Verb::Network(args) => network::run(&host, &args).await,
             Verb::Metrics(args) => metrics::run(&host, &args).await,
             Verb::Gc(args) => gc::run(&host, &args).await,
+            Verb::Completion(args) => completion::run(&args, Command::command()),
             Verb::Version(args) => version::run(&args),
         }
     };
@@ -165,7 +202,6 @@ fn act(command: Command) -> Result<u8, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {

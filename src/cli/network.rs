@@ -13,6 +13,7 @@ use crate::pod::gc;
 
 use super::failure::{Failure, NO_SUCH};
 use super::host::Host;
+use super::output::Format;
 use super::{output, owed, parked, select, wrap};
 
 /// Flags of `network`.
@@ -26,18 +27,20 @@ pub struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
     /// List configured networks; the first one is what pods get that ask for none.
+    #[command(after_help = "Example:\n  podvisor network ls --format json")]
     Ls {
-        /// Print a JSON array.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        format: Format,
     },
     /// Ask the plugins whether a pod's network still is as they have made it (CHECK).
+    #[command(after_help = "Example:\n  podvisor network check web")]
     Check {
         /// Name, id, or the beginning of one.
         #[arg(value_name = "POD")]
         pod: String,
     },
     /// Send the DELs that are owed, and let the plugins collect what belongs to no pod (GC).
+    #[command(after_help = "Example:\n  podvisor network gc --dry-run")]
     Gc {
         /// Print what would be done.
         #[arg(long)]
@@ -52,12 +55,14 @@ enum Verb {
         network: String,
     },
     /// Take the plugin away from a network again; pods that are there are not touched.
+    #[command(after_help = "Example:\n  podvisor network unwrap pods")]
     Unwrap {
         /// Its name.
         #[arg(value_name = "NETWORK")]
         network: String,
     },
     /// Ask whether networks can take pods (STATUS).
+    #[command(after_help = "Example:\n  podvisor network status")]
     Status {
         /// Only this one.
         #[arg(value_name = "NETWORK")]
@@ -68,7 +73,7 @@ enum Verb {
 /// Runs the verb.
 pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
     match &args.verb {
-        Verb::Ls { json } => ls(host, *json).await,
+        Verb::Ls { format } => ls(host, format.is_json()).await,
         Verb::Check { pod } => check(host, pod).await,
         Verb::Gc { dry_run } => collect(host, *dry_run).await,
         Verb::Status { network } => status(host, network.as_deref()).await,

@@ -11,6 +11,51 @@ use serde::Serialize;
 
 use crate::error::{Error, Kind, Result};
 
+/// How a verb that lists prints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Form {
+    /// Columns, for people.
+    #[default]
+    Table,
+    /// A document, for programs; see docs/schema.
+    Json,
+}
+
+/// The flags that choose it.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+#[group(skip)]
+pub struct Format {
+    /// How to print.
+    #[arg(long, value_name = "FORM", value_enum, conflicts_with = "json")]
+    format: Option<Form>,
+    /// The same as --format json.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Format {
+    /// The form that was asked for.
+    pub fn is_json(self) -> bool {
+        self.json || self.format == Some(Form::Json)
+    }
+
+    /// A table was asked for, and not left to the verb.
+    pub fn is_table(self) -> bool {
+        self.format == Some(Form::Table)
+    }
+}
+
+/// A document on stdout in one line.
+pub fn json_line(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string(value).map_err(not_json)?;
+    line(text);
+    Ok(())
+}
+
+fn not_json(e: serde_json::Error) -> Error {
+    Error::caused(Kind::Other, "write the answer as JSON", e)
+}
+
 /// One line on stdout.
 pub fn line(text: impl Display) {
     // A reader that has gone has seen enough.
@@ -24,8 +69,7 @@ pub fn text(text: &str) {
 
 /// A document on stdout, indented.
 pub fn json(value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|e| Error::caused(Kind::Other, "write the answer as JSON", e))?;
+    let text = serde_json::to_string_pretty(value).map_err(not_json)?;
     line(text);
     Ok(())
 }
@@ -49,6 +93,18 @@ pub fn table(heading: &[&str], rows: &[Vec<String>]) {
     for text in layout(heading, rows) {
         line(text);
     }
+}
+
+/// Bytes as people read them: "512B", "1.5M".
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "K", "M", "G", "T", "P"];
+    let (mut value, mut unit) = (count as f64, 0);
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 100.0);
+    format!("{value:.digits$}{}", UNITS.get(unit).unwrap_or(&""))
 }
 
 /// How long ago `at` was, in the two largest units: "3d4h", "12m", "45s".
@@ -107,7 +163,7 @@ fn layout(heading: &[&str], rows: &[Vec<String>]) -> Vec<String> {
 }
 
 /// Control characters would let a pod's name or a plugin's message drive the terminal.
-fn printable(text: &str, newlines: bool) -> String {
+pub fn printable(text: &str, newlines: bool) -> String {
     text.chars()
         .map(|c| {
             if c.is_control() && !(newlines && c == '\n') {
@@ -133,6 +189,19 @@ mod tests {
             layout(&["ID", "NAME"], &rows),
             ["ID       NAME", "a        x", "longer\u{fffd}"]
         );
+    }
+
+    #[test]
+    fn bytes_have_a_unit_and_few_digits() {
+        for (count, text) in [
+            (0, "0B"),
+            (1023, "1023B"),
+            (1536, "1.5K"),
+            (64 << 20, "64.0M"),
+            (500 << 30, "500G"),
+        ] {
+            assert_eq!(bytes(count), text);
+        }
     }
 
     #[test]

@@ -115,6 +115,53 @@ pub fn variable(text: &str) -> Result<String, String> {
     Ok(format!("{key}={value}"))
 }
 
+/// `KEY=VALUE` of a label or an annotation; the value may be empty.
+pub fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() && !text.contains('\0') => {
+            Ok((key.to_owned(), value.to_owned()))
+        }
+        _ => Err(format!("{text:?}: write KEY=VALUE")),
+    }
+}
+
+/// Bytes: a number, or one with a unit as in 512k, 64m, 2g, 1.5GiB; powers of 1024.
+pub fn size(text: &str) -> Result<u64, String> {
+    let usage = || format!("{text:?} is no size: write bytes, or units as in 512k, 64m, 2g");
+    let end = text
+        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = unit.to_ascii_lowercase();
+    let letter = unit.strip_suffix("ib").or_else(|| unit.strip_suffix('b'));
+    let shift = match letter.unwrap_or(&unit) {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(usage()),
+    };
+    let number: f64 = number.parse().map_err(|_| usage())?;
+    let bytes = number * f64::from(1_u32 << (shift / 2)) * f64::from(1_u32 << (shift / 2));
+    // Beyond what a f64 counts exactly there is no memory.
+    match (1.0..9e15).contains(&bytes) {
+        true => Ok(bytes as u64),
+        false => Err(usage()),
+    }
+}
+
+/// Processors, from 0.01.
+pub fn cpus(text: &str) -> Result<f64, String> {
+    let plain = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    let number = text.parse::<f64>().ok().filter(|_| plain);
+    number
+        .filter(|n| (0.01..=65_535.0).contains(n))
+        .ok_or_else(|| {
+            format!("{text:?} is no number of processors: write one from 0.01, as in 0.5 or 2")
+        })
+}
+
 /// A name for a pod or a container: the rule of ids, at most 63 characters, and nothing that looks like a whole pod id.
 pub fn name(text: &str) -> Result<String, String> {
     crate::id::check("name", text).map_err(|e| e.to_string())?;
@@ -214,6 +261,31 @@ mod tests {
         ] {
             assert!(span(text).is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn sizes_and_processors() {
+        for (text, bytes) in [
+            ("1", 1),
+            ("512k", 512 << 10),
+            ("64M", 64 << 20),
+            ("1.5g", 3 << 29),
+            ("2GiB", 2 << 30),
+            ("3mb", 3 << 20),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in [
+            "", "0", "-1", "x", "1x", "1 m", "m", "1e9", "inf", "1.2.3", "9999999t",
+        ] {
+            assert!(size(text).is_err(), "{text:?}");
+        }
+        assert_eq!((cpus("0.5"), cpus("2")), (Ok(0.5), Ok(2.0)));
+        for text in ["", "0", "0.001", "-1", "nan", "inf", "1e1", "65536"] {
+            assert!(cpus(text).is_err(), "{text:?}");
+        }
+        assert_eq!(pair("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+        assert!(pair("a").is_err() && pair("=a").is_err());
     }
 
     #[test]

@@ -1,21 +1,22 @@
 //! What a pod is to be, checked before anything of it exists.
 //!
-//! Owns the flags that `run` and `create` share, and turns them into a [`Plan`]. Promises that everything that can be known
-//! beforehand is known: network, its plugins, ports, OCI runtime, executable of the supervisor. Must never make anything.
+//! Owns the flags that `run` and `create` share, and turns them and a file into a [`Plan`]. Promises that everything that can be
+//! known beforehand is known: network, its plugins, ports, OCI runtime, executable of the supervisor. Must never make anything.
 
+use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use protobuf::MessageField;
-
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::network::{self, NetworkConf, PortMapping};
-use crate::pod::record::{self, Found};
+use crate::network::PortMapping;
 use crate::proto::cri::sandbox_config as cri;
 
 use super::host::Host;
-use super::{parse, ps, supervisor};
+use super::pod_network::{self, HOST, NONE, Net};
+use super::spec::SANDBOX_ANNOTATION;
+use super::{given_pod, parse, supervisor};
 
 /// The annotation by which the supervisor learns which network the pod gets.
 pub const NETWORK_ANNOTATION: &str = "io.podvisor.network";
@@ -23,14 +24,11 @@ pub const NETWORK_ANNOTATION: &str = "io.podvisor.network";
 /// The annotation of a pod that `run` has made: a digest of what for, so that the same command is known again.
 pub const RUN_ANNOTATION: &str = "io.podvisor.run";
 
-/// Value of `--net` and of [`NETWORK_ANNOTATION`] for a netns with only `lo`.
-const NONE: &str = "none";
-
-/// Value of `--net` for the host's network.
-const HOST: &str = "host";
-
 /// How long to wait for a pod when nothing else is said.
 const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Most characters of a hostname.
+const MAX_HOSTNAME: usize = 63;
 
 /// Flags of a pod.
 // No group of its own: it is flattened into arguments of the same name.
@@ -44,21 +42,34 @@ pub struct Args {
     /// Publish a port of the pod on the host, as in 8080:80 or 127.0.0.1:5353:53/udp. May be repeated.
     #[arg(short, long, value_name = "[IP:]HOST:CTR[/PROTO]", value_parser = parse::port)]
     pub publish: Vec<PortMapping>,
+    /// Hostname of the pod [default: its name].
+    #[arg(long, value_name = "NAME", value_parser = hostname)]
+    pub hostname: Option<String>,
+    /// Name server of the pod [default: the host's]. May be repeated.
+    #[arg(long, value_name = "IP")]
+    pub dns: Vec<IpAddr>,
+    /// Domain that names are looked for in. May be repeated.
+    #[arg(long, value_name = "DOMAIN", value_parser = word)]
+    pub dns_search: Vec<String>,
+    /// Option of the resolver, as in ndots:2. May be repeated.
+    #[arg(long, value_name = "OPTION", value_parser = word)]
+    pub dns_option: Vec<String>,
+    /// Label of the pod, for `ps --filter`. May be repeated.
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse::pair)]
+    pub label: Vec<(String, String)>,
+    /// Annotation of the pod and of its container, with --sandbox of the container alone. May be repeated.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse::pair)]
+    pub annotation: Vec<(String, String)>,
+    /// Kernel setting of the pod's namespaces, as in net.core.somaxconn=512. May be repeated.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse::pair)]
+    pub sysctl: Vec<(String, String)>,
+    /// The pod as JSON, in the form of `crictl runp`; flags win over it.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// How long to wait for the pod [default: 4m], or with --sandbox for the container [default: as long as the OCI
     /// runtime may take]; the creation goes on when that has passed, and the same command takes its result.
     #[arg(long, value_name = "TIME", value_parser = parse::span)]
     pub timeout: Option<Duration>,
-}
-
-/// Which network.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Net {
-    /// The CNI network with this name, or several, as in [`NETWORK_ANNOTATION`].
-    Named(String),
-    /// A netns with only `lo`.
-    Nothing,
-    /// The host's.
-    Host,
 }
 
 /// A request that has been checked.
@@ -70,6 +81,8 @@ pub struct Plan {
     pub net: Net,
     /// Published ports.
     pub ports: Vec<PortMapping>,
+    /// Everything else that is asked of the pod, in the form in which the supervisor is told.
+    pub pod: cri::PodSandboxConfig,
     /// How long the caller waits.
     pub timeout: Duration,
     /// The supervisor's executable.
@@ -80,23 +93,99 @@ pub struct Plan {
 
 /// Checks the flags against this machine.
 pub fn check(host: &Host, name: Option<String>, args: Args) -> Result<Plan> {
-    if let Some(port) = parse::clash(&args.publish) {
+    let mut given = match &args.config {
+        Some(path) => given_pod::read(path)?,
+        None => given_pod::GivenPod::default(),
+    };
+    let pod = &mut given.pod;
+    let mut ports = given.ports;
+    ports.extend(args.publish);
+    if let Some(port) = parse::clash(&ports) {
         return Err(Error::new(
             Kind::Invalid,
             format!("publish {port}: the port is given twice"),
         ));
     }
-    let net = network(&host.config, args.net.as_deref(), &args.publish)?;
-    free_ports(host, name.as_deref(), &args.publish)?;
+    for (key, value) in args.annotation {
+        check_annotation(&key)?;
+        pod.annotations.insert(key, value);
+    }
+    pod.labels.extend(args.label);
+    if !args.sysctl.is_empty() {
+        let linux = pod.linux.mut_or_insert_default();
+        linux.sysctls.extend(args.sysctl);
+    }
+    name_servers(pod, &args.dns, args.dns_search, args.dns_option)?;
+    let net = match (args.net, given.host_network) {
+        (None, true) => Some(HOST.to_owned()),
+        (net, _) => net.or_else(|| pod.annotations.remove(NETWORK_ANNOTATION)),
+    };
+    let net = pod_network::choose(&host.config, net.as_deref(), &ports)?;
+    if let Some(wanted) = args.hostname {
+        pod.hostname = wanted;
+    }
+    if net == Net::Host && !pod.hostname.is_empty() {
+        let what = format!(
+            "call the pod {:?}: on the host's network it has the host's name; leave --hostname out",
+            pod.hostname
+        );
+        return Err(Error::new(Kind::Invalid, what));
+    }
+    let name = name.or(given.name);
+    pod_network::free_ports(host, name.as_deref(), &ports)?;
     let program = supervisor::find()?;
     Ok(Plan {
         name,
         net,
-        ports: args.publish,
+        ports,
+        pod: given.pod,
         timeout: args.timeout.unwrap_or(PATIENCE),
         program,
         purpose: None,
     })
+}
+
+/// Ours are not for people: they would say something else than the flags do.
+pub fn check_annotation(key: &str) -> Result<()> {
+    if ![NETWORK_ANNOTATION, RUN_ANNOTATION, SANDBOX_ANNOTATION].contains(&key) {
+        return Ok(());
+    }
+    let what = format!("annotate with {key:?}: podvisor sets that itself; use --net for a network");
+    Err(Error::new(Kind::Invalid, what))
+}
+
+/// Where only domains or options are given, the servers are the host's.
+fn name_servers(
+    pod: &mut cri::PodSandboxConfig,
+    servers: &[IpAddr],
+    searches: Vec<String>,
+    options: Vec<String>,
+) -> Result<()> {
+    const HOSTS: &str = "/etc/resolv.conf";
+    if servers.is_empty() && searches.is_empty() && options.is_empty() {
+        return Ok(());
+    }
+    let dns = pod.dns_config.mut_or_insert_default();
+    if !servers.is_empty() {
+        dns.servers = servers.iter().map(ToString::to_string).collect();
+    }
+    if !searches.is_empty() {
+        dns.searches = searches;
+    }
+    if !options.is_empty() {
+        dns.options = options;
+    }
+    if dns.servers.is_empty() {
+        let text = fs::read_to_string(HOSTS).map_err(|e| {
+            Error::io(
+                format!("take name servers from {HOSTS} (name one with --dns)"),
+                e,
+            )
+        })?;
+        let of_host = text.lines().filter_map(|l| l.strip_prefix("nameserver"));
+        dns.servers = of_host.map(|l| l.trim().to_owned()).collect();
+    }
+    Ok(())
 }
 
 /// That an OCI runtime is there; which one is the supervisor's choice.
@@ -126,218 +215,73 @@ pub fn check_runtime(config: &Config) -> Result<()> {
 impl Plan {
     /// The pod's configuration as the supervisor is given it. The same plan gives the same bytes: a retry is known by them.
     pub fn sandbox_config(&self, namespace: &str, id: &str, name: &str) -> cri::PodSandboxConfig {
-        let mut config = cri::PodSandboxConfig::new();
-        config.metadata = MessageField::some(cri::PodSandboxMetadata {
-            name: name.to_owned(),
-            uid: id.to_owned(),
-            namespace: namespace.to_owned(),
-            ..Default::default()
-        });
-        let mut security = cri::LinuxSandboxSecurityContext::new();
-        let mut options = cri::NamespaceOption::new();
-        // Containers have pid namespaces of their own.
-        options.pid = cri::NamespaceMode::CONTAINER.into();
-        match &self.net {
-            Net::Host => options.network = cri::NamespaceMode::NODE.into(),
-            Net::Nothing => drop(
-                config
-                    .annotations
-                    .insert(NETWORK_ANNOTATION.into(), NONE.into()),
-            ),
-            Net::Named(net) => drop(
-                config
-                    .annotations
-                    .insert(NETWORK_ANNOTATION.into(), net.clone()),
-            ),
+        let mut config = self.pod.clone();
+        let meta = config.metadata.mut_or_insert_default();
+        name.clone_into(&mut meta.name);
+        if meta.uid.is_empty() {
+            id.clone_into(&mut meta.uid);
         }
-        if let Some(purpose) = &self.purpose {
-            config
-                .annotations
-                .insert(RUN_ANNOTATION.into(), purpose.clone());
+        if meta.namespace.is_empty() {
+            namespace.clone_into(&mut meta.namespace);
         }
-        if self.net != Net::Host {
-            config.hostname = hostname(name);
+        let linux = config.linux.mut_or_insert_default();
+        let security = linux.security_context.mut_or_insert_default();
+        let options = security.namespace_options.mut_or_insert_default();
+        if options.pid.enum_value_or_default() == cri::NamespaceMode::POD {
+            // Containers have pid namespaces of their own.
+            options.pid = cri::NamespaceMode::CONTAINER.into();
         }
-        security.namespace_options = MessageField::some(options);
-        let mut linux = cri::LinuxPodSandboxConfig::new();
-        linux.security_context = MessageField::some(security);
-        config.linux = MessageField::some(linux);
-        config.port_mappings = self.ports.iter().map(port_mapping).collect();
+        let network = match &self.net {
+            Net::Host => {
+                options.network = cri::NamespaceMode::NODE.into();
+                None
+            }
+            Net::Nothing => Some(NONE.to_owned()),
+            Net::Named(net) => Some(net.clone()),
+        };
+        let ours = [
+            (NETWORK_ANNOTATION, network),
+            (RUN_ANNOTATION, self.purpose.clone()),
+        ];
+        for (key, value) in ours {
+            if let Some(value) = value {
+                config.annotations.insert(key.into(), value);
+            }
+        }
+        if self.net != Net::Host && config.hostname.is_empty() {
+            config.hostname = name.to_ascii_lowercase().replace('_', "-");
+        }
+        config.port_mappings = self.ports.iter().map(pod_network::port_mapping).collect();
         config
     }
 }
 
-fn network(config: &Config, wanted: Option<&str>, ports: &[PortMapping]) -> Result<Net> {
-    let net = match wanted {
-        Some(NONE) => Net::Nothing,
-        Some(HOST) => Net::Host,
-        Some(names) => return named(config, names, ports),
-        None => {
-            let conf = network::load_conf(config, None).map_err(|e| {
-                let next = "configure one, or run the pod with `--net none` or `--net host`";
-                e.within(format!("choose a network ({next})"))
-            })?;
-            check_plugins(config, &conf, ports)?;
-            return Ok(Net::Named(conf.name));
-        }
-    };
-    match (ports.first(), &net) {
-        (None, _) => Ok(net),
-        (Some(p), Net::Host) => Err(Error::new(
-            Kind::Invalid,
-            format!(
-                "publish port {}: a pod on the host's network has the host's ports; leave --publish out",
-                p.host_port
-            ),
-        )),
-        (Some(p), _) => Err(Error::new(
-            Kind::Invalid,
-            format!(
-                "publish port {}: a pod without a network cannot be reached; give it one with --net",
-                p.host_port
-            ),
+/// A hostname as the supervisor takes it without a change.
+pub fn hostname(text: &str) -> std::result::Result<String, String> {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b);
+    let edge = ['-', '.'];
+    let good = (1..=MAX_HOSTNAME).contains(&text.len())
+        && text.bytes().all(plain)
+        && text.trim_matches(edge) == text;
+    match good {
+        true => Ok(text.to_owned()),
+        false => Err(format!(
+            "{text:?} is no hostname: write at most {MAX_HOSTNAME} of a-z, 0-9, '-' and '.', the last two not at an end"
         )),
     }
 }
 
-/// One network or several, each `NAME` or `NAME@INTERFACE`; ports are published on the first.
-fn named(config: &Config, names: &str, ports: &[PortMapping]) -> Result<Net> {
-    for (place, one) in names.split(',').enumerate() {
-        let (name, ifname) = one.split_once('@').unzip();
-        let name = name.unwrap_or(one);
-        if place > 0 && name.is_empty() || [NONE, HOST].contains(&name) {
-            return Err(Error::new(
-                Kind::Invalid,
-                format!(
-                    "choose networks {names:?}: give names of networks with ',' between them; {NONE:?} and {HOST:?} stand alone"
-                ),
-            ));
-        }
-        crate::id::check_network(name)?;
-        ifname.map(crate::id::check_interface).transpose()?;
-        let conf = network::load_conf(config, Some(name))?;
-        check_plugins(config, &conf, if place == 0 { ports } else { &[] })?;
+fn word(text: &str) -> std::result::Result<String, String> {
+    match text.is_empty() || text.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        false => Ok(text.to_owned()),
+        true => Err(format!("{text:?}: give one word")),
     }
-    Ok(Net::Named(names.to_owned()))
-}
-
-/// Every plugin is there, and one of them can publish ports if that is asked for.
-fn check_plugins(config: &Config, conf: &NetworkConf, ports: &[PortMapping]) -> Result<()> {
-    for plugin in &conf.plugins {
-        let ipam = plugin.get("ipam").and_then(|i| i.get("type"));
-        for kind in [plugin.get("type"), ipam]
-            .into_iter()
-            .flatten()
-            .filter_map(|t| t.as_str())
-        {
-            let named_well = !kind.is_empty() && !kind.contains('/');
-            if named_well
-                && config
-                    .cni
-                    .plugin_dirs
-                    .iter()
-                    .any(|d| supervisor::is_executable(&d.join(kind)))
-            {
-                continue;
-            }
-            let dirs: Vec<String> = config
-                .cni
-                .plugin_dirs
-                .iter()
-                .map(|d| d.display().to_string())
-                .collect();
-            return Err(Error::new(
-                Kind::NotFound,
-                format!(
-                    "find plugin {kind:?} of network {:?} ({}): it is in none of {}; install it",
-                    conf.name,
-                    conf.path.display(),
-                    dirs.join(", ")
-                ),
-            ));
-        }
-    }
-    let publishes = |p: &serde_json::Value| {
-        p.pointer("/capabilities/portMappings")
-            .and_then(serde_json::Value::as_bool)
-    };
-    if !ports.is_empty() && !conf.plugins.iter().any(|p| publishes(p) == Some(true)) {
-        return Err(Error::new(
-            Kind::Invalid,
-            format!(
-                "publish a port on network {:?} ({}): none of its plugins has the portMappings capability; add the portmap plugin",
-                conf.name,
-                conf.path.display()
-            ),
-        ));
-    }
-    Ok(())
-}
-
-/// No other pod of this machine has published one of the ports: its connections would go to whoever came first. A pod that
-/// has the name already is the one we are about to join.
-fn free_ports(host: &Host, name: Option<&str>, ports: &[PortMapping]) -> Result<()> {
-    if ports.is_empty() {
-        return Ok(());
-    }
-    for found in record::list(&host.config, None) {
-        let Found::Record(pod) = found else { continue };
-        if ps::is_released(&pod) || (name == Some(&pod.name) && host.namespace == pod.namespace) {
-            continue;
-        }
-        let all: Vec<PortMapping> = pod.network.ports.iter().chain(ports).cloned().collect();
-        if let Some(port) = parse::clash(&all) {
-            let owner = supervisor::label(&pod);
-            return Err(Error::new(
-                Kind::Exists,
-                format!(
-                    "publish {port}: pod {owner} has this port of the host already; choose another port, or stop that pod"
-                ),
-            ));
-        }
-    }
-    Ok(())
-}
-
-fn port_mapping(port: &PortMapping) -> cri::PortMapping {
-    let protocol = match port.protocol.as_str() {
-        "udp" => cri::Protocol::UDP,
-        "sctp" => cri::Protocol::SCTP,
-        _ => cri::Protocol::TCP,
-    };
-    cri::PortMapping {
-        protocol: protocol.into(),
-        container_port: i32::from(port.container_port),
-        host_port: i32::from(port.host_port),
-        host_ip: port.host_ip.clone(),
-        ..Default::default()
-    }
-}
-
-/// Names may hold what host names may not.
-fn hostname(name: &str) -> String {
-    name.to_ascii_lowercase().replace('_', "-")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use protobuf::Message;
-    use serde_json::json;
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-
-    fn conf(plugins: serde_json::Value) -> NetworkConf {
-        NetworkConf {
-            name: "web".into(),
-            path: "/etc/cni/net.d/web.conflist".into(),
-            cni_version: "1.0.0".into(),
-            bytes: Vec::new(),
-            plugins: plugins.as_array().cloned().unwrap(),
-            disable_check: false,
-            disable_gc: false,
-        }
-    }
 
     fn plan(net: Net) -> Plan {
         let ports = vec![parse::port("127.0.0.1:53:5353/udp").unwrap()];
@@ -345,6 +289,7 @@ mod tests {
             name: None,
             net,
             ports,
+            pod: cri::PodSandboxConfig::new(),
             timeout: Duration::from_secs(1),
             program: "/shim".into(),
             purpose: None,
@@ -384,69 +329,45 @@ mod tests {
     }
 
     #[test]
-    fn ports_need_a_network() {
-        let ports = [parse::port("1:2").unwrap()];
-        for net in ["none", "host"] {
-            assert!(network(&Config::default(), Some(net), &[]).is_ok());
-            assert_eq!(
-                network(&Config::default(), Some(net), &ports).map_err(|e| e.kind()),
-                Err(Kind::Invalid)
-            );
+    fn what_a_file_says_of_the_pod_is_kept() {
+        let mut wanted = plan(Net::Nothing);
+        wanted.pod.hostname = "h".to_owned();
+        wanted.pod.metadata.mut_or_insert_default().uid = "u1".to_owned();
+        let config = wanted.sandbox_config("default", "a1", "p");
+        assert_eq!(
+            (config.hostname.as_str(), config.metadata.uid.as_str()),
+            ("h", "u1")
+        );
+        assert_eq!(
+            (
+                config.metadata.name.as_str(),
+                config.metadata.namespace.as_str()
+            ),
+            ("p", "default")
+        );
+    }
+
+    #[test]
+    fn hostnames_are_taken_as_they_are_or_not_at_all() {
+        let long = "a".repeat(64);
+        for bad in ["", "-a", "a-", "a.", "A", "a_b", "a b", &long] {
+            assert!(hostname(bad).is_err(), "{bad}");
+        }
+        for good in ["a", "web-1.example", &long[..63]] {
+            assert_eq!(hostname(good).as_deref(), Ok(good));
         }
     }
 
     #[test]
-    fn each_of_several_networks_is_checked_and_ports_are_the_firsts() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("p"), "").unwrap();
-        fs::set_permissions(dir.path().join("p"), fs::Permissions::from_mode(0o755)).unwrap();
-        let mut config = Config {
-            runtime_root: dir.path().join("run"),
-            ..Config::default()
-        };
-        config.cni.plugin_dirs = vec![dir.path().into()];
-        config.cni.conf_dir = dir.path().into();
-        for name in ["a", "b"] {
-            let capable = json!({"portMappings": name == "a"});
-            let text = json!({"cniVersion": "1.0.0", "name": name, "plugins": [{"type": "p", "capabilities": capable}]});
-            fs::write(
-                dir.path().join(format!("{name}.conflist")),
-                text.to_string(),
-            )
-            .unwrap();
-        }
-        let ports = [parse::port("1:2").unwrap()];
-        for good in ["a", "a,b", "a,b@net1"] {
-            let net = network(&config, Some(good), &ports).unwrap();
-            assert_eq!(net, Net::Named(good.into()));
-        }
-        for bad in [
-            "b,a", "a,,b", "a,host", "none,a", "a,c", "a,b@", "a,b@x/y", "", ",",
-        ] {
-            assert!(network(&config, Some(bad), &ports).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn missing_plugins_and_capabilities_are_found_beforehand() {
-        let dir = tempfile::tempdir().unwrap();
-        for name in ["bridge", "host-local"] {
-            fs::write(dir.path().join(name), "").unwrap();
-            fs::set_permissions(dir.path().join(name), fs::Permissions::from_mode(0o755)).unwrap();
-        }
-        let mut config = Config::default();
-        config.cni.plugin_dirs = vec![dir.path().into()];
-        let bridge = json!({"type": "bridge", "ipam": {"type": "host-local"}});
-        assert!(check_plugins(&config, &conf(json!([bridge])), &[]).is_ok());
-        let ports = [parse::port("1:2").unwrap()];
-        assert!(check_plugins(&config, &conf(json!([bridge])), &ports).is_err());
-        for bad in [
-            json!([{"type": "portmap"}]),
-            json!([{"type": "../bridge"}]),
-            json!([{"type": "bridge", "ipam": {"type": "dhcp"}}]),
-        ] {
-            let error = check_plugins(&config, &conf(bad), &[]).map_err(|e| e.kind());
-            assert_eq!(error, Err(Kind::NotFound));
-        }
+    fn domains_alone_keep_the_hosts_servers() {
+        let mut pod = cri::PodSandboxConfig::new();
+        name_servers(&mut pod, &[], Vec::new(), Vec::new()).unwrap();
+        assert!(pod.dns_config.is_none());
+        let server: IpAddr = "192.0.2.1".parse().unwrap();
+        name_servers(&mut pod, &[server], vec!["x".into()], Vec::new()).unwrap();
+        assert_eq!(
+            (&pod.dns_config.servers[..], &pod.dns_config.searches[..]),
+            (&["192.0.2.1".to_owned()][..], &["x".to_owned()][..])
+        );
     }
 }

@@ -11,47 +11,74 @@ use crate::pod::history::Activity;
 use crate::pod::record::{self, Effect, Found, Record, State};
 
 use super::failure::Failure;
+use super::filter::{self, Filter, Listed};
 use super::host::Host;
+use super::output::Format;
 use super::supervisor::short;
 use super::{names, output, owed, parked};
 
 /// Flags of `ps`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  podvisor ps -a")]
+#[command(
+    after_help = "Examples:\n  podvisor ps -a\n  podvisor ps --filter state=ready --filter label=app=web --format json"
+)]
 pub struct Args {
     /// Show pods that have stopped, too, and those that are gone but for their network.
     #[arg(short, long)]
     all: bool,
-    /// Print a JSON array.
-    #[arg(long, conflicts_with = "quiet")]
-    json: bool,
+    /// Show only these: state=, name= (with *), id=, network=, label=KEY[=VALUE]. May be repeated: values of one key are
+    /// alternatives. A filter by state needs no -a.
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = filter::parse)]
+    filter: Vec<Filter>,
+    #[command(flatten)]
+    format: Format,
     /// Print ids only.
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with_all = ["json", "format"])]
     quiet: bool,
 }
 
 /// Runs the verb.
 pub fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
+    let by_state = args.filter.iter().any(|f| matches!(f, Filter::State(_)));
+    let all = args.all || by_state;
     let found = record::list(&host.config, Some(&host.namespace));
-    let shown: Vec<&Found> = found.iter().filter(|f| args.all || !is_over(f)).collect();
-    let owed = if args.all {
-        owed::list(host)
-    } else {
-        Vec::new()
+    // Once for each pod: it asks the kernel whether the supervisor lives.
+    let pods = found.iter().map(|pod| Shown {
+        state: match pod {
+            Found::Record(r) => state(r),
+            Found::Broken { .. } => UNRECOVERED,
+        },
+        pod,
+    });
+    let shown: Vec<Shown<'_>> = pods
+        .filter(|p| all || !p.is_over())
+        .filter(|p| filter::passes(&args.filter, &p.listed()))
+        .collect();
+    let gone = |state: &str, name: &str, id: &str| {
+        let listed = Listed {
+            state,
+            name,
+            id,
+            networks: Vec::new(),
+            labels: None,
+        };
+        filter::passes(&args.filter, &listed)
     };
-    let parked = if args.all {
-        parked::list(host)
-    } else {
-        Vec::new()
-    };
-    if args.json {
-        let pods = shown.iter().map(|f| document(host, f));
+    let (mut owed, mut parked) = (Vec::new(), Vec::new());
+    if all {
+        owed = owed::list(host);
+        owed.retain(|o| gone(o.state(), &o.holder.name, &o.id));
+        parked = parked::list(host);
+        parked.retain(|p| gone(p.state(), &p.holder.name, &p.holder.sandbox_id));
+    }
+    if args.format.is_json() {
+        let pods = shown.iter().map(|p| document(host, p));
         let pods = pods.chain(parked.iter().map(parked::entry));
         let list: Vec<Value> = pods.chain(owed.iter().map(owed::entry)).collect();
         output::json(&list)?;
     } else if args.quiet {
-        for pod in shown {
-            output::line(id(pod));
+        for shown in shown {
+            output::line(shown.id());
         }
         for pod in &parked {
             output::line(&pod.holder.sandbox_id);
@@ -60,7 +87,7 @@ pub fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
             output::line(&pod.id);
         }
     } else {
-        let pods = shown.iter().map(|f| row(host, f));
+        let pods = shown.iter().map(|p| row(host, p));
         let pods = pods.chain(parked.iter().map(parked::row));
         let rows: Vec<Vec<String>> = pods.chain(owed.iter().map(owed::row)).collect();
         output::table(
@@ -79,12 +106,54 @@ pub fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// A pod that may be in the list.
+struct Shown<'a> {
+    pod: &'a Found,
+    state: &'static str,
+}
+
+impl Shown<'_> {
+    fn id(&self) -> &str {
+        match self.pod {
+            Found::Record(r) => &r.id,
+            Found::Broken { id, .. } => id,
+        }
+    }
+
+    /// Stopped and not ready pods; what is dead or unrecovered is shown always, because it needs somebody.
+    fn is_over(&self) -> bool {
+        matches!(self.state, "stopped" | "not ready")
+    }
+
+    fn listed(&self) -> Listed<'_> {
+        match self.pod {
+            Found::Record(r) => {
+                let attached = r.network.attachments.iter().map(|a| a.name.as_str());
+                Listed {
+                    state: self.state,
+                    name: &r.name,
+                    id: &r.id,
+                    networks: attached.chain([r.network.name.as_str()]).collect(),
+                    labels: Some(&r.labels),
+                }
+            }
+            Found::Broken { id, .. } => Listed {
+                state: self.state,
+                name: "",
+                id,
+                networks: Vec::new(),
+                labels: None,
+            },
+        }
+    }
+}
+
 /// The state people are shown: the record's, unless the supervisor that wrote it has died.
 pub fn state(record: &Record) -> &'static str {
     match record.state {
         // Undone without a supervisor: there is none that could have died.
         State::Stopped if record.supervisor.is_none() => return "stopped",
-        _ if !record.is_supervised() => return "dead",
+        _ if !record.is_supervised() => return DEAD,
         _ => {}
     }
     match record.state {
@@ -99,18 +168,20 @@ pub fn state(record: &Record) -> &'static str {
 }
 
 /// The same, and how long what somebody waits for has been going on: "parked 12s".
-fn told_state(record: &Record) -> String {
-    let state = state(record);
+fn told_state(record: &Record, state: &'static str) -> String {
     let going_on = match record.activity() {
         Activity::Creating | Activity::Parked => state,
         Activity::RollingBack => "rolling back",
         Activity::Other(_) => return state.to_owned(),
     };
-    if !record.is_supervised() {
+    if state == DEAD {
         return state.to_owned();
     }
     format!("{going_on} {}", output::span(record.activity_age()))
 }
+
+/// The state of a pod whose supervisor has died.
+const DEAD: &str = "dead";
 
 /// The state of a pod whose record cannot be read.
 pub const UNRECOVERED: &str = "unrecovered";
@@ -128,27 +199,17 @@ pub fn port(port: &PortMapping) -> String {
     )
 }
 
-/// Stopped and not ready pods; what is dead or unrecovered is shown always, because it needs somebody.
-fn is_over(found: &Found) -> bool {
-    match found {
-        Found::Record(r) => matches!(state(r), "stopped" | "not ready"),
-        Found::Broken { .. } => false,
-    }
-}
-
-fn id(found: &Found) -> &str {
-    match found {
-        Found::Record(r) => &r.id,
-        Found::Broken { id, .. } => id,
-    }
-}
-
 fn running(record: &Record) -> usize {
     record
         .containers
         .values()
         .filter(|c| matches!(c.status, Status::Running | Status::Paused))
         .count()
+}
+
+fn paused(record: &Record) -> usize {
+    let all = record.containers.values();
+    all.filter(|c| c.status == Status::Paused).count()
 }
 
 /// Made, and nobody has come for them yet: since when.
@@ -161,7 +222,9 @@ pub fn parked(record: &Record) -> impl Iterator<Item = (&str, SystemTime)> {
 /// How many run, of how many; those that are parked with the age of the oldest.
 fn containers(record: &Record) -> String {
     let counted = format!("{}/{}", running(record), record.containers.len());
+    let frozen = paused(record);
     match parked(record).map(|(_, since)| since).min() {
+        None if frozen > 0 => format!("{counted} ({frozen} paused)"),
         None => counted,
         Some(since) => {
             let count = parked(record).count();
@@ -170,12 +233,12 @@ fn containers(record: &Record) -> String {
     }
 }
 
-fn row(host: &Host, found: &Found) -> Vec<String> {
-    match found {
+fn row(host: &Host, shown: &Shown<'_>) -> Vec<String> {
+    match shown.pod {
         Found::Record(r) => vec![
             short(&r.id).to_owned(),
             r.name.clone(),
-            told_state(r),
+            told_state(r, shown.state),
             output::age(clock::from_unix_nanos(r.created_at)),
             address(r),
             ports(r),
@@ -232,13 +295,13 @@ fn address(record: &Record) -> String {
         .join(",")
 }
 
-fn document(host: &Host, found: &Found) -> Value {
-    match found {
+fn document(host: &Host, shown: &Shown<'_>) -> Value {
+    match shown.pod {
         Found::Record(r) => json!({
             "id": r.id,
             "name": r.name,
             "namespace": r.namespace,
-            "state": state(r),
+            "state": shown.state,
             "reason": r.reason,
             "activity": r.activity().name(),
             "activity_seconds": r.activity_age().as_secs_f64(),
@@ -248,7 +311,9 @@ fn document(host: &Host, found: &Found) -> Value {
             "ports": r.network.ports,
             "containers": r.containers.len(),
             "running": running(r),
+            "paused": paused(r),
             "parked": parked(r).count(),
+            "labels": r.labels,
         }),
         Found::Broken {
             namespace,
@@ -268,7 +333,9 @@ fn document(host: &Host, found: &Found) -> Value {
             "ports": [],
             "containers": null,
             "running": null,
+            "paused": null,
             "parked": null,
+            "labels": {},
         }),
     }
 }

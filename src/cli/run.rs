@@ -10,25 +10,29 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::client::Client;
-use crate::error::{Error, Kind};
+use crate::error::Kind;
 use crate::pod::record::{Found, Record, State};
 
-use super::attach::{Attach, Signals};
-use super::container::{self, NotStarted, Wish, Workload};
+use super::attach::{Attach, Followed, Signals, Streams};
+use super::container::{self, NotStarted, Wish};
 use super::failure::Failure;
 use super::host::Host;
 use super::plan::Plan;
 use super::select::{self, MAIN, container_id};
 use super::supervisor::{self, label};
-use super::{make, names, output, parse, plan, remove};
+use super::workload::{self, Workload};
+use super::{given_container, make, names, output, parse, plan, remove};
 
 /// Seconds between SIGTERM and SIGKILL for what is left in a pod when its main container has ended.
 const END_GRACE: u32 = 10;
 
+/// Exit code when our terminal has gone and the workload runs on: as if SIGHUP had ended us.
+const HUNG_UP: u8 = 129;
+
 /// Flags of `run`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  podvisor run --rootfs /srv/web --publish 8080:80 -d --name web -- /bin/httpd -f -p 80"
+    after_help = "Examples:\n  podvisor run --rootfs /srv/web --publish 8080:80 -d --name web -- /bin/httpd -f -p 80\n  podvisor run --rm -it --rootfs /srv/web --memory 64m --user 1000 -- /bin/sh\n  podvisor run --rm --rootfs /srv/web --config pod.json --container container.json"
 )]
 pub struct Args {
     /// Directory with the container's root file system.
@@ -38,7 +42,7 @@ pub struct Args {
     #[arg(long, value_parser = parse::name)]
     name: Option<String>,
     /// Add the container to this pod instead of making one.
-    #[arg(long, value_name = "POD", conflicts_with_all = ["net", "publish"])]
+    #[arg(long, value_name = "POD", conflicts_with_all = ["net", "publish", "hostname", "dns", "dns_search", "dns_option", "label", "sysctl", "config"])]
     sandbox: Option<String>,
     /// Do not wait: print the id and leave.
     #[arg(short, long)]
@@ -46,29 +50,29 @@ pub struct Args {
     /// Remove the pod (with --sandbox: the container) when the command has ended.
     #[arg(long, conflicts_with = "detach")]
     rm: bool,
-    /// Pass our standard input on.
-    #[arg(short, long, conflicts_with = "detach")]
-    interactive: bool,
-    /// Set a variable; KEY alone takes the value from here. May be repeated.
-    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse::variable)]
-    env: Vec<String>,
-    /// Working directory in the container.
-    #[arg(short, long, value_name = "DIR", default_value = "/")]
-    workdir: String,
+    #[command(flatten)]
+    work: workload::Args,
+    /// The container as JSON, in the form of `crictl create`; flags win over it.
+    #[arg(long, value_name = "FILE")]
+    container: Option<PathBuf>,
     #[command(flatten)]
     pod: plan::Args,
     /// The command and its arguments.
-    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    #[arg(
+        required_unless_present = "container",
+        trailing_var_arg = true,
+        value_name = "COMMAND"
+    )]
     command: Vec<String>,
 }
 
 /// Runs the verb.
 pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
-    let work = workload(&args)?;
+    let (name, work) = workload(&args)?;
     plan::check_runtime(&host.config)?;
     let mut signals = Signals::catch()?;
     match args.sandbox {
-        Some(ref target) => add(host, target, &args, &work, &mut signals).await,
+        Some(ref target) => add(host, target, name, &args, &work, &mut signals).await,
         None => fresh(host, args, &work, &mut signals).await,
     }
 }
@@ -111,9 +115,13 @@ async fn fresh(
         }
         Ok(code) => code,
     };
-    let Some(code) = code else {
-        output::line(&pod.id);
-        return Ok(0);
+    let code = match code {
+        Ran::Ended(code) => code,
+        Ran::On => {
+            output::line(&pod.id);
+            return Ok(0);
+        }
+        Ran::HungUp => return Ok(HUNG_UP),
     };
     // The workload's code is the answer, whatever becomes of the rest; but it has to be said.
     if let Err(e) = end(host, pod, args.rm).await {
@@ -125,6 +133,7 @@ async fn fresh(
 async fn add(
     host: &Host,
     target: &str,
+    named: Option<String>,
     args: &Args,
     work: &Workload,
     signals: &mut Signals,
@@ -137,8 +146,8 @@ async fn add(
         ));
     }
     let client = supervisor::connect(&pod).await?;
-    let name = match &args.name {
-        Some(name) => name.clone(),
+    let name = match args.name.clone().or(named) {
+        Some(name) => name,
         None => names::random_hex(4)?,
     };
     let id = container_id(&pod.id, &name);
@@ -150,9 +159,13 @@ async fn add(
         timeout: args.pod.timeout,
         again: &name,
     };
-    let Some(code) = launch(host, &client, wish, args, signals).await? else {
-        output::line(&id);
-        return Ok(0);
+    let code = match launch(host, &client, wish, args, signals).await? {
+        Ran::Ended(code) => code,
+        Ran::On => {
+            output::line(&id);
+            return Ok(0);
+        }
+        Ran::HungUp => return Ok(HUNG_UP),
     };
     if args.rm {
         container::forget(host, &client, &pod.id, &id).await?;
@@ -167,13 +180,18 @@ async fn launch(
     wish: Wish<'_>,
     args: &Args,
     signals: &mut Signals,
-) -> Result<Option<u8>, NotStarted> {
+) -> Result<Ran, NotStarted> {
     if args.detach {
         container::start(host, client, &wish).await?;
-        return Ok(None);
+        return Ok(Ran::On);
     }
     let dir = host.pod_dir(&wish.pod.id);
-    let attach = Attach::of(&dir, wish.id, args.interactive).map_err(|e| NotStarted {
+    let streams = Streams {
+        stdin: wish.work.interactive,
+        tty: wish.work.tty,
+        leave: true,
+    };
+    let attach = Attach::of(&dir, wish.id, streams).map_err(|e| NotStarted {
         // Another command's.
         stays: e.kind() == Kind::Exists,
         failure: e.into(),
@@ -183,20 +201,42 @@ async fn launch(
         ..wish
     };
     container::start(host, client, &attached).await?;
-    let code = attach.follow(client, wish.id, "", signals).await?;
-    Ok(Some(code))
+    match attach.follow(client, wish.id, "", signals).await? {
+        Followed::Ended(code) => Ok(Ran::Ended(code)),
+        left if args.rm => {
+            let again = label(wish.pod);
+            output::complain(format!(
+                "it runs on, and --rm is for who waits: remove it with `podvisor rm -f {again}`"
+            ));
+            Ok(left.into())
+        }
+        left => Ok(left.into()),
+    }
+}
+
+/// What has become of the workload.
+enum Ran {
+    /// It has ended, with this exit code.
+    Ended(u8),
+    /// It runs, in the background.
+    On,
+    /// The same, and our terminal has gone.
+    HungUp,
+}
+
+impl From<Followed> for Ran {
+    fn from(followed: Followed) -> Self {
+        match followed {
+            Followed::Ended(code) => Self::Ended(code),
+            Followed::Left => Self::On,
+            Followed::HungUp => Self::HungUp,
+        }
+    }
 }
 
 /// Of what the pod is made for: a retry with other words is another request.
 fn purpose(work: &Workload, args: &Args) -> String {
-    let text = json!([
-        work.rootfs,
-        work.args,
-        work.env,
-        work.cwd,
-        args.detach,
-        args.interactive
-    ]);
+    let text = json!([work, args.detach]);
     crate::id::hex(&Sha256::digest(text.to_string()))
 }
 
@@ -217,32 +257,16 @@ async fn end(host: &Host, pod: &Record, rm: bool) -> crate::error::Result<()> {
     .await
 }
 
-fn workload(args: &Args) -> Result<Workload, Failure> {
-    let rootfs = container::check_rootfs(&args.rootfs)?;
-    if !args.workdir.starts_with('/') {
-        let message = format!(
-            "use working directory {:?}: give an absolute path in the container",
-            args.workdir
-        );
-        return Err(Error::new(Kind::Invalid, message).into());
-    }
-    if args
-        .command
-        .iter()
-        .chain([&args.workdir])
-        .any(|a| a.contains('\0'))
-        || args.command.first().is_none_or(String::is_empty)
-    {
-        return Err(Error::new(
-            Kind::Invalid,
-            "use the command given: its first word is empty, or a word holds a NUL",
-        )
-        .into());
-    }
-    Ok(Workload {
-        rootfs,
-        args: args.command.clone(),
-        env: args.env.clone(),
-        cwd: args.workdir.clone(),
-    })
+/// What the file and the flags say; with the container's name where the file has one.
+fn workload(args: &Args) -> Result<(Option<String>, Workload), Failure> {
+    let base = Workload::at(&args.rootfs)?;
+    let (name, base) = match &args.container {
+        Some(path) => given_container::read(path, base)?,
+        None => (None, base),
+    };
+    let mut work = workload::build(base, args.work.clone(), &args.pod.annotation, &args.command)?;
+    // Of a file: nobody is there to write to it.
+    work.interactive &= !args.detach;
+    workload::check_terminal(work.tty, work.interactive)?;
+    Ok((name, work))
 }

@@ -6,29 +6,14 @@
 
 use serde_json::{Value, json};
 
+use super::user::User;
+use super::workload::{self, Workload};
+
 /// The pod of the container.
 pub const SANDBOX_ANNOTATION: &str = "io.podvisor.sandbox-id";
 
 /// PATH of a workload that is given none.
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// What container engines leave to root in a container.
-const CAPABILITIES: [&str; 14] = [
-    "CAP_AUDIT_WRITE",
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_MKNOD",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_NET_RAW",
-    "CAP_SETFCAP",
-    "CAP_SETGID",
-    "CAP_SETPCAP",
-    "CAP_SETUID",
-    "CAP_SYS_CHROOT",
-];
 
 const MASKED: [&str; 10] = [
     "/proc/acpi",
@@ -54,55 +39,85 @@ const READONLY: [&str; 5] = [
 /// What differs from container to container.
 #[derive(Debug)]
 pub struct Wish<'a> {
-    /// Absolute path of the root file system.
-    pub rootfs: &'a str,
-    /// Command and arguments.
-    pub args: &'a [String],
-    /// `KEY=VALUE`; a PATH in it replaces the default.
-    pub env: &'a [String],
-    /// Working directory.
-    pub cwd: &'a str,
+    /// What was asked for.
+    pub work: &'a Workload,
     /// The pod's hostname, for `$HOSTNAME`; empty for pods on the host's network.
     pub hostname: &'a str,
     /// Pod id.
     pub sandbox: &'a str,
     /// cgroup below the mount points.
     pub cgroups_path: &'a str,
-    /// The pod has the host's network.
-    pub host_network: bool,
+    /// Namespaces that the pod shares with the host.
+    pub host: HostNamespaces,
     /// Most open files the workload may ask for: ours, because a limit cannot be raised without a capability we may lack.
     pub files: u64,
     /// One cgroup tree: then the container gets a cgroup namespace, or it would see the whole tree.
     pub cgroup_v2: bool,
 }
 
+/// What a pod shares with the host.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostNamespaces {
+    /// The network, and the hostname with it.
+    pub network: bool,
+    /// IPC.
+    pub ipc: bool,
+    /// Processes.
+    pub pid: bool,
+}
+
 /// The document.
 pub fn config(wish: &Wish<'_>) -> Value {
+    let work = wish.work;
+    let mut annotations = json!(work.annotations);
+    annotations[SANDBOX_ANNOTATION] = wish.sandbox.into();
+    let mut all = mounts();
+    if let Value::Array(list) = &mut all {
+        // The workload's own take the place of the usual ones.
+        list.retain(|m| {
+            work.mounts
+                .iter()
+                .all(|own| own["destination"] != m["destination"])
+        });
+        list.extend(work.mounts.iter().cloned());
+    }
+    let mut resources = work.resources.clone();
+    resources["devices"] = json!([{ "allow": false, "access": "rwm" }]);
     json!({
         "ociVersion": "1.0.2",
         "process": process(wish),
-        "root": { "path": wish.rootfs, "readonly": false },
-        "mounts": mounts(),
-        "annotations": { (SANDBOX_ANNOTATION): wish.sandbox },
+        "root": { "path": work.rootfs, "readonly": work.read_only },
+        "mounts": all,
+        "annotations": annotations,
         "linux": {
             "cgroupsPath": wish.cgroups_path,
             "namespaces": namespaces(wish),
-            "resources": { "devices": [{ "allow": false, "access": "rwm" }] },
-            "maskedPaths": MASKED,
-            "readonlyPaths": READONLY,
+            "resources": resources,
+            "maskedPaths": work.masked.as_deref().map_or_else(|| json!(MASKED), |list| json!(list)),
+            "readonlyPaths": work.write_protected.as_deref().map_or_else(|| json!(READONLY), |list| json!(list)),
         },
     })
 }
 
+/// What an exec has of its own.
+#[derive(Debug, Default)]
+pub struct Exec<'a> {
+    /// Command and arguments.
+    pub args: &'a [String],
+    /// `KEY=VALUE`, over the container's.
+    pub env: &'a [String],
+    /// Working directory.
+    pub cwd: Option<&'a str>,
+    /// Another user than the container's.
+    pub user: Option<&'a User>,
+    /// It gets a terminal.
+    pub tty: bool,
+}
+
 /// The process object of an exec: the container's own, with another command. `None` when that is no process object.
-pub fn exec_process(
-    container: &Value,
-    args: &[String],
-    env: &[String],
-    cwd: Option<&str>,
-) -> Option<Value> {
+pub fn exec_process(container: &Value, exec: &Exec<'_>) -> Option<Value> {
     let mut process = container.get("process")?.as_object()?.clone();
-    let old: Vec<String> = process
+    let mut env: Vec<String> = process
         .get("env")
         .and_then(Value::as_array)
         .map(|list| {
@@ -111,30 +126,49 @@ pub fn exec_process(
                 .collect()
         })
         .unwrap_or_default();
-    process.insert("env".into(), json!(merged(&old, env)));
-    process.insert("args".into(), json!(args));
-    process.insert("terminal".into(), json!(false));
-    if let Some(cwd) = cwd {
+    if exec.tty {
+        env = merged(&env, &[workload::term()]);
+    }
+    process.insert("env".into(), json!(merged(&env, exec.env)));
+    process.insert("args".into(), json!(exec.args));
+    process.insert("terminal".into(), json!(exec.tty));
+    if let Some(cwd) = exec.cwd {
         process.insert("cwd".into(), json!(cwd));
+    }
+    if let Some(user) = exec.user {
+        process.insert("user".into(), user.document());
     }
     Some(Value::Object(process))
 }
 
 fn process(wish: &Wish<'_>) -> Value {
+    let work = wish.work;
     let mut base = vec![PATH.to_owned()];
     if !wish.hostname.is_empty() {
         base.push(format!("HOSTNAME={}", wish.hostname));
     }
+    if work.tty {
+        base.push(workload::term());
+    }
+    let mut capabilities = json!({
+        "bounding": work.capabilities,
+        "effective": work.capabilities,
+        "permitted": work.capabilities,
+    });
+    if !work.ambient.is_empty() {
+        capabilities["inheritable"] = json!(work.ambient);
+        capabilities["ambient"] = json!(work.ambient);
+    }
     json!({
-        "terminal": false,
-        "user": { "uid": 0, "gid": 0 },
-        "args": wish.args,
-        "env": merged(&base, wish.env),
-        "cwd": wish.cwd,
-        "capabilities": { "bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES },
+        "terminal": work.tty,
+        "user": work.user.document(),
+        "args": work.args,
+        "env": merged(&base, &work.env),
+        "cwd": work.cwd,
+        "capabilities": capabilities,
         "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": wish.files, "soft": wish.files.min(1024) }],
-        "noNewPrivileges": false,
-        "oomScoreAdj": 0,
+        "noNewPrivileges": work.no_new_privileges,
+        "oomScoreAdj": work.oom_score_adj,
     })
 }
 
@@ -168,11 +202,17 @@ fn mounts() -> Value {
 }
 
 fn namespaces(wish: &Wish<'_>) -> Value {
-    let mut kinds = vec!["pid", "mount", "ipc"];
-    if !wish.host_network {
+    let host = wish.host;
+    let all = [
+        ("pid", host.pid),
+        ("mount", false),
+        ("ipc", host.ipc),
         // A pod on the host's network has the host's name too.
-        kinds.extend(["uts", "network"]);
-    }
+        ("uts", host.network),
+        ("network", host.network),
+    ];
+    let own = all.iter().filter(|(_, shared)| !shared);
+    let mut kinds: Vec<&str> = own.map(|(kind, _)| *kind).collect();
     if wish.cgroup_v2 {
         kinds.push("cgroup");
     }
@@ -190,16 +230,27 @@ mod tests {
         list.iter().map(|w| (*w).to_owned()).collect()
     }
 
-    fn wish<'a>(args: &'a [String], env: &'a [String], host_network: bool) -> Wish<'a> {
+    fn work(args: &[&str], env: &[&str]) -> Workload {
+        Workload {
+            rootfs: "/r".into(),
+            args: words(args),
+            env: words(env),
+            cwd: "/".to_owned(),
+            capabilities: super::super::capability::usual(),
+            ..Workload::default()
+        }
+    }
+
+    fn wish(work: &Workload, host_network: bool) -> Wish<'_> {
         Wish {
-            rootfs: "/r",
-            args,
-            env,
-            cwd: "/",
+            work,
             hostname: if host_network { "" } else { "web" },
             sandbox: "p1",
             cgroups_path: "/podvisor/p1/c1",
-            host_network,
+            host: HostNamespaces {
+                network: host_network,
+                ..HostNamespaces::default()
+            },
             files: 1_048_576,
             cgroup_v2: false,
         }
@@ -207,8 +258,7 @@ mod tests {
 
     #[test]
     fn the_document_is_the_one_expected() {
-        let (args, env) = (words(&["/bin/sh", "-c", "exit 7"]), words(&["A=1"]));
-        let made = config(&wish(&args, &env, false));
+        let made = config(&wish(&work(&["/bin/sh", "-c", "exit 7"], &["A=1"]), false));
         let golden: Value = serde_json::from_str(include_str!("spec-golden.json")).unwrap();
         assert_eq!(
             made,
@@ -219,24 +269,74 @@ mod tests {
     }
 
     #[test]
-    fn a_host_pod_has_no_network_and_no_uts_namespace() {
-        let args = words(&["x"]);
-        let made = config(&wish(&args, &[], true));
-        let kinds: Vec<&str> = made["linux"]["namespaces"]
+    fn a_pod_that_shares_with_the_host_has_no_such_namespaces() {
+        let work = work(&["x"], &[]);
+        let kinds = |wish: &Wish<'_>| -> Vec<String> {
+            let made = config(wish);
+            let list = made["linux"]["namespaces"].as_array().unwrap().clone();
+            list.iter()
+                .map(|n| n["type"].as_str().unwrap().to_owned())
+                .collect()
+        };
+        assert_eq!(kinds(&wish(&work, true)), ["pid", "mount", "ipc"]);
+        let two = Wish {
+            cgroup_v2: true,
+            host: HostNamespaces {
+                pid: true,
+                ipc: true,
+                network: false,
+            },
+            ..wish(&work, false)
+        };
+        assert_eq!(kinds(&two), ["mount", "uts", "network", "cgroup"]);
+    }
+
+    #[test]
+    fn what_was_asked_for_is_in_the_document() {
+        let mount = json!({"destination": "/dev/shm", "type": "tmpfs"});
+        let asked = Workload {
+            tty: true,
+            read_only: true,
+            user: User {
+                uid: 33,
+                gid: 34,
+                groups: vec![40],
+            },
+            mounts: vec![mount.clone()],
+            resources: json!({"pids": {"limit": 5}}),
+            annotations: [("a".to_owned(), "b".to_owned())].into(),
+            masked: Some(Vec::new()),
+            ambient: words(&["CAP_KILL"]),
+            ..work(&["x"], &["TERM=dumb"])
+        };
+        let made = config(&wish(&asked, false));
+        let process = &made["process"];
+        assert_eq!(
+            process["user"],
+            json!({"uid": 33, "gid": 34, "additionalGids": [40]})
+        );
+        assert_eq!(
+            (&process["terminal"], &made["root"]["readonly"]),
+            (&json!(true), &json!(true))
+        );
+        assert!(
+            process["env"]
+                .as_array()
+                .unwrap()
+                .contains(&json!("TERM=dumb"))
+        );
+        assert_eq!(process["capabilities"]["ambient"], json!(["CAP_KILL"]));
+        let shm = made["mounts"]
             .as_array()
             .unwrap()
             .iter()
-            .map(|n| n["type"].as_str().unwrap())
-            .collect();
-        assert_eq!(kinds, ["pid", "mount", "ipc"]);
-        let two = Wish {
-            cgroup_v2: true,
-            ..wish(&args, &[], false)
-        };
-        assert!(
-            config(&two)["linux"]["namespaces"]
-                .to_string()
-                .contains("cgroup")
+            .filter(|m| m["destination"] == "/dev/shm");
+        assert_eq!(shm.collect::<Vec<_>>(), [&mount]);
+        assert_eq!(made["linux"]["resources"]["pids"]["limit"], 5);
+        assert_eq!(made["linux"]["maskedPaths"], json!([]));
+        assert_eq!(
+            made["annotations"],
+            json!({"a": "b", (SANDBOX_ANNOTATION): "p1"})
         );
     }
 
@@ -251,16 +351,22 @@ mod tests {
 
     #[test]
     fn an_exec_is_the_containers_process_with_another_command() {
-        let (args, env) = (words(&["sleep", "9"]), words(&["A=1"]));
-        let container = config(&wish(&args, &env, false));
-        let exec =
-            exec_process(&container, &words(&["ls"]), &words(&["A=2"]), Some("/tmp")).unwrap();
+        let container = config(&wish(&work(&["sleep", "9"], &["A=1"]), false));
+        let (args, env) = (words(&["ls"]), words(&["A=2"]));
+        let wanted = Exec {
+            args: &args,
+            env: &env,
+            cwd: Some("/tmp"),
+            ..Exec::default()
+        };
+        let exec = exec_process(&container, &wanted).unwrap();
         assert_eq!(
             (&exec["args"], &exec["cwd"]),
             (&json!(["ls"]), &json!("/tmp"))
         );
         assert_eq!(exec["capabilities"], container["process"]["capabilities"]);
+        assert_eq!(exec["user"], container["process"]["user"]);
         assert!(exec["env"].as_array().unwrap().contains(&json!("A=2")));
-        assert!(exec_process(&json!({}), &[], &[], None).is_none());
+        assert!(exec_process(&json!({}), &Exec::default()).is_none());
     }
 }

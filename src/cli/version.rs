@@ -8,15 +8,15 @@ use serde_json::json;
 use crate::config::Config;
 
 use super::failure::Failure;
-use super::{output, supervisor};
+use super::output::{self, Format};
+use super::supervisor;
 
 /// Flags of `version`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  podvisor version --json")]
 pub struct Args {
-    /// Print a JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: Format,
 }
 
 /// Runs the verb; needs neither root nor a configuration, and says so when there is one that cannot be read.
@@ -28,7 +28,7 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
         output::complain(error);
     }
     let bounds = config.map(|c| bounds(&c)).unwrap_or_default();
-    if args.json {
+    if args.format.is_json() {
         output::json(
             &json!({ "version": version, "supervisor": program, "runtime_create_timeout": bounds }),
         )?;

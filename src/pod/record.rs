@@ -14,7 +14,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::container::ContainerRecord;
 use crate::error::{Context, Error, Kind, Result};
-use crate::infra::{InfraSpec, PodFilePaths};
+use crate::infra::{InfraSpec, Namespace, PodFilePaths};
 use crate::network::{Facts, NetworkRecord, PodKey, PortMapping, Timing};
 use crate::process::Identity;
 use crate::sys::dir::check_private;
@@ -268,6 +268,18 @@ impl Record {
         ))
     }
 
+    /// Its containers see the host's IPC objects.
+    pub fn has_host_ipc(&self) -> bool {
+        let infra = self.infra_spec.as_ref();
+        infra.is_some_and(|infra| infra.ipc == Namespace::Host)
+    }
+
+    /// Its containers see the host's processes.
+    pub fn has_host_pids(&self) -> bool {
+        let infra = self.infra_spec.as_ref();
+        infra.is_some_and(|infra| infra.pid == Namespace::Host)
+    }
+
     /// True while the supervisor that wrote it lives.
     pub fn is_supervised(&self) -> bool {
         // After a reboot the pid, and even its start time, may be another's.
@@ -352,6 +364,11 @@ pub fn list(config: &Config, namespace: Option<&str>) -> Vec<Found> {
         Found::Broken { id, .. } => (1, 0, id.clone()),
     });
     found
+}
+
+/// Ids of the sandboxes of `namespace`, in no order; nothing is read.
+pub fn ids(config: &Config, namespace: &str) -> Vec<String> {
+    directories(&config.runtime_root.join(namespace))
 }
 
 fn directories(root: &Path) -> Vec<String> {

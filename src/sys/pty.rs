@@ -65,6 +65,22 @@ pub fn set_window(terminal: impl AsFd, width: u16, height: u16) -> io::Result<()
     Ok(())
 }
 
+/// The size of a terminal's window, characters: width and height. 0 is "not known".
+pub fn window(terminal: impl AsFd) -> io::Result<(u16, u16)> {
+    let mut size = libc::winsize {
+        ws_row: 0,
+        ws_col: 0,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    let fd = terminal.as_fd().as_raw_fd();
+    // SAFETY: TIOCGWINSZ writes one winsize.
+    if unsafe { libc::ioctl(fd, libc::TIOCGWINSZ, &raw mut size) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((size.ws_col, size.ws_row))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{IoSlice, Write};
@@ -88,17 +104,8 @@ mod tests {
         send(&theirs, &[pty.master.as_raw_fd()]);
         let master = receive_descriptor(&ours).unwrap();
         set_window(&master, 132, 43).unwrap();
-        let mut seen = libc::winsize {
-            ws_row: 0,
-            ws_col: 0,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        let slave = pty.slave.as_raw_fd();
-        // SAFETY: TIOCGWINSZ writes one winsize.
-        let done = unsafe { libc::ioctl(slave, libc::TIOCGWINSZ, &raw mut seen) };
-        assert_eq!(done, 0);
-        assert_eq!((seen.ws_col, seen.ws_row), (132, 43));
+        assert_eq!(window(&pty.slave).unwrap(), (132, 43));
+        assert!(window(&theirs).is_err());
     }
 
     #[test]

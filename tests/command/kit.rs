@@ -103,6 +103,21 @@ pub fn address(pod: &str) -> String {
     ip.split('/').next().unwrap().to_owned()
 }
 
+/// The pod's supervisor dies on the spot.
+#[track_caller]
+pub fn kill_supervisor(pod: &str) {
+    let pid = inspect(pod)["supervisor"]["pid"].as_i64().unwrap();
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+    eventually(BOUND, "a dead pod in the list", || {
+        let list = json(&["ps", "--json"]);
+        let pods = list.as_array().unwrap();
+        pods.iter()
+            .any(|p| p["name"] == pod && p["state"] == "dead")
+            .then_some(())
+    });
+}
+
 /// Waits until the pod's main container has written this line.
 pub fn wait_for_log(pod: &str, text: &str) {
     eventually(BOUND, &format!("{text:?} in the log of {pod}"), || {

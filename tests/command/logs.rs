@@ -1,6 +1,6 @@
 //! `logs`: what a container has written, whatever has become of it.
 
-use crate::kit::{inspect, on_a_machine, wait_for_log};
+use crate::kit::{Background, kill_supervisor, on_a_machine, wait_for_log};
 use crate::support::podvisor;
 
 #[test]
@@ -65,16 +65,74 @@ fn logs_are_there_while_it_runs_and_when_its_supervisor_was_killed() {
         |kit| {
             kit.detached(&["--name", "web"], "echo kept; sleep 1000");
             wait_for_log("web", "kept");
-            let pid = inspect("web")["supervisor"]["pid"].as_i64().unwrap();
-            let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
-            nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
-            crate::support::eventually(crate::kit::BOUND, "a dead pod in the list", || {
-                podvisor(&["ps"]).ok().stdout.contains("dead").then_some(())
-            });
+            kill_supervisor("web");
             assert_eq!(podvisor(&["logs", "web"]).ok().stdout, "kept\n");
             podvisor(&["exec", "web", "true"]).fails_with("podvisor rm web");
             podvisor(&["stop", "web"]).ok();
             podvisor(&["rm", "web"]).ok();
+        },
+    );
+}
+
+#[test]
+fn logs_are_followed_to_the_end_from_where_they_were_asked_for() {
+    on_a_machine(
+        "logs::logs_are_followed_to_the_end_from_where_they_were_asked_for",
+        |kit| {
+            let script = "seq 1 1000; until [ -e /tmp/go ]; do sleep 0.05; done; seq 1001 60000; echo err >&2; printf last";
+            kit.detached(&["--name", "job", "--net", "none"], script);
+            wait_for_log("job", "1000");
+            let tail = |count: &str| podvisor(&["logs", "--tail", count, "job"]).ok().stdout;
+            assert_eq!(tail("2"), "999\n1000\n");
+            assert_eq!(
+                (tail("0").as_str(), tail("5000").lines().count()),
+                ("", 1000)
+            );
+            assert_eq!(
+                podvisor(&["logs", "--since", "1h", "job"])
+                    .ok()
+                    .stdout
+                    .lines()
+                    .count(),
+                1000
+            );
+            assert_eq!(
+                podvisor(&["logs", "--since", "2999-01-01T00:00:00Z", "job"])
+                    .ok()
+                    .stdout,
+                ""
+            );
+            podvisor(&["logs", "--since", "soon", "job"])
+                .code_is(125)
+                .fails_with("10m");
+            let mut whole = Background::start(&["logs", "-f", "job"]);
+            let mut end = Background::start(&["logs", "--follow", "--tail", "1", "job"]);
+            whole.wait_for("1000");
+            end.wait_for("1000");
+            podvisor(&["exec", "job", "touch", "/tmp/go"]).ok();
+            for (follower, from) in [(&mut whole, 1), (&mut end, 1000)] {
+                assert_eq!(follower.end(), (Some(0), None), "{}", follower.stderr());
+                let numbers: String = (from..=60_000).map(|n| format!("{n}\n")).collect();
+                let shown = follower.stdout();
+                assert!(
+                    shown == numbers + "last\n",
+                    "{} bytes from {from}",
+                    shown.len()
+                );
+                assert_eq!(follower.stderr(), "err\n");
+            }
+            // One that has ended, and one whose supervisor has died, are not waited for.
+            podvisor(&["logs", "-f", "--tail", "1", "job"]).ok();
+            kit.detached(
+                &["--name", "dead", "--net", "none"],
+                "echo kept; sleep 1000",
+            );
+            wait_for_log("dead", "kept");
+            let mut follower = Background::start(&["logs", "-f", "dead"]);
+            follower.wait_for("kept");
+            kill_supervisor("dead");
+            assert_eq!(follower.end(), (Some(0), None));
+            podvisor(&["rm", "-f", "job", "dead"]).ok();
         },
     );
 }
