@@ -1,18 +1,26 @@
 //! The infra process of a creation: its cgroup, its start, and the watch for its end.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::time::SystemTime;
 
 use crate::cgroup::{Group, Layout};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
-use crate::infra::{self, InfraSpec};
+use crate::infra::{self, InfraSpec, Namespace};
 use crate::pod::plan::Plan;
 use crate::pod::record::{Effect, State};
 use crate::pod::{Phase, Pod, teardown};
 use crate::process::Child;
 
 impl Pod {
-    pub(super) async fn make_infra(&self, mut spec: InfraSpec) -> Result<Child> {
+    /// `owner`: the user namespace of a netns that the caller gave. A pod with users of its own joins it, for there can be no
+    /// other in which the netns is its own.
+    pub(super) async fn make_infra(
+        &self,
+        mut spec: InfraSpec,
+        owner: Option<File>,
+    ) -> Result<Child> {
         let journal = &self.shared.journal;
         journal.begin_stage("infra", false)?;
         let layout = Layout::detect()?;
