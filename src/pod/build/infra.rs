@@ -33,12 +33,16 @@ impl Pod {
         }
         journal.update(|r| r.effects.cgroup = Effect::Intent)?;
         failpoint::hit("cgroup.make.before")?;
-        if let Some(path) = pod.filter(|_| journal.with(|r| r.cgroup_ours)) {
-            Group::new(&layout, &path)?.create()?;
+        if let Some(path) = pod.as_ref().filter(|_| journal.with(|r| r.cgroup_ours)) {
+            Group::new(&layout, path)?.create()?;
         }
-        if let Some(path) = infra_path {
-            let group = Group::from_spec(&layout, &path)?;
+        if let Some(path) = infra_path.as_ref() {
+            let group = Group::from_spec(&layout, path)?;
             group.create()?;
+            // One that is the pod's whole cgroup has the containers' below it, and its share is theirs.
+            if infra_path != pod {
+                group.take_least_shares();
+            }
             spec.cgroup_dirs = group.dirs();
         }
         failpoint::hit("cgroup.make.after")?;
@@ -47,6 +51,10 @@ impl Pod {
             r.effects.infra = Effect::Intent;
             r.infra_spec = Some(spec.clone());
         })?;
+        if let Some(owner) = &owner {
+            // Not on record: it is this process's descriptor. The infra process holds the namespace from now on.
+            spec.user = Namespace::Path(format!("/proc/self/fd/{}", owner.as_raw_fd()).into());
+        }
         failpoint::reach("infra.clone.before").await?;
         let prepared = infra::prepare(&self.shared.reaper, &spec).await?;
         failpoint::child("infra.process", prepared.identity().pid);
