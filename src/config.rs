@@ -44,8 +44,12 @@ pub struct Config {
     pub cgroup_parent: String,
     /// Seconds a supervisor that was never given anything, and that nobody is connected to, waits before it leaves.
     pub idle_timeout: f64,
-    /// `net.ipv4.ip_unprivileged_port_start=0` in pods with their own network, unless the pod says otherwise.
+    /// `net.ipv4.ip_unprivileged_port_start=0` in pods with their own network, ours or of a CRI
+    /// that leaves the pod's namespaces to us, unless the pod says otherwise.
     pub unprivileged_ports: bool,
+    /// `net.ipv4.ping_group_range=0 2147483647` (ping without a capability) in the same pods, unless the pod says otherwise
+    /// or has users of its own.
+    pub unprivileged_icmp: bool,
     /// Everything about CNI.
     pub cni: Cni,
     /// Parking of results that nobody claimed.
@@ -146,6 +150,7 @@ impl Default for Config {
             cgroup_parent: "/podvisor".into(),
             idle_timeout: 60.0,
             unprivileged_ports: true,
+            unprivileged_icmp: true,
             cni: Cni::default(),
             parking: Parking::default(),
             log: Log::default(),

@@ -359,10 +359,26 @@ fn modules(path: &str) -> Vec<String> {
     modules
 }
 
-/// Where the last column of a table in `docs/task.md` is `tests`, each row lists some.
+/// Where the last column of a table is `tests`, each row lists some.
 #[test]
 fn every_row_of_the_task_service_names_tests_that_exist() {
-    let text = fs::read_to_string(root().join("docs/task.md")).unwrap();
+    let (text, seen) = rows_with_tests("docs/task.md");
+    for method in METHODS {
+        let cell = format!("| {method} |");
+        assert!(text.contains(&cell), "no row for {method}");
+    }
+    assert!(seen > METHODS.len());
+}
+
+#[test]
+fn every_row_of_the_kubernetes_guide_names_tests_that_exist() {
+    let (_, seen) = rows_with_tests("docs/kubernetes.md");
+    assert!(seen > 40, "{seen} tests are named");
+}
+
+/// The document, and how many tests its tables name; all exist.
+fn rows_with_tests(document: &str) -> (String, usize) {
+    let text = fs::read_to_string(root().join(document)).unwrap();
     let known: BTreeSet<String> = ["src", "tests"]
         .iter()
         .flat_map(|dir| rust_files(dir))
@@ -386,11 +402,7 @@ fn every_row_of_the_task_service_names_tests_that_exist() {
             }
         }
     }
-    for method in METHODS {
-        let cell = format!("| {method} |");
-        assert!(text.contains(&cell), "no row for {method}");
-    }
-    assert!(seen > METHODS.len());
+    (text, seen)
 }
 
 /// What both versions of the Task service, the Sandbox service and the Streaming service are asked.

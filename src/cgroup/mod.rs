@@ -179,6 +179,16 @@ impl Group {
         Ok(())
     }
 
+    /// Gives the group the smallest share of processor time there is, where it has that controller: for processes that wait.
+    pub fn take_least_shares(&self) {
+        for dir in self.dirs() {
+            for (file, least) in [("cpu.shares", "2"), ("cpu.weight", "1")] {
+                // One of them at most is there.
+                let _ = write(&dir, file, least);
+            }
+        }
+    }
+
     /// Removes the group where nothing is in it, neither process nor group; anything else leaves it as it is. For a
     /// parent that pods share: the last one to go takes it along.
     pub fn remove_if_empty(&self) {

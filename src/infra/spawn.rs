@@ -359,11 +359,14 @@ fn join_cgroups(pid: i32, dirs: &[std::path::PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Lowering it needs a privilege that a nested or rootless supervisor does not have: then its own value stays.
+/// Lowering it needs a privilege that a nested or rootless supervisor does not have: then it is 0, to which the kernel lets
+/// everybody go back whose value was raised by nobody else, or its own value stays.
 fn set_oom_score(pid: i32, score: i32) -> Result<()> {
     let path = format!("/proc/{pid}/oom_score_adj");
+    let denied = |e: &io::Error| e.kind() == io::ErrorKind::PermissionDenied;
     match fs::write(&path, score.to_string()) {
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+        Err(e) if denied(&e) && score < 0 && fs::write(&path, "0").is_ok() => Ok(()),
+        Err(e) if denied(&e) => {
             warn!(pid, score, error = %e, "leave the oom score of the infra process as it is");
             Ok(())
         }

@@ -68,6 +68,15 @@ pub fn fits(path: &Path, wanted: Wanted<'_>) -> bool {
     }
 }
 
+/// The user namespace that owns a caller's netns, open; None when that is ours, or the kernel cannot tell.
+pub fn of_given(netns: &Path) -> Result<Option<File>> {
+    if fits(netns, Wanted::Hosts) {
+        return Ok(None);
+    }
+    let what = || format!("find the user namespace of {}", netns.display());
+    sys::netns::open_owner(netns).map(Some).context(what)
+}
+
 /// Where the user namespace of the netns at `path` is (to be) pinned.
 pub fn user_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();

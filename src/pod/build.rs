@@ -255,10 +255,14 @@ impl Pod {
         }
         journal.note(|r| r.infra = None);
         let mut spec = plan.infra.clone();
+        let mut owner = None;
         match &plan.network {
             NetworkPlan::Host => {}
             NetworkPlan::Given(path) => {
                 journal.update(|r| r.network.netns = Some(path.clone()))?;
+                if spec.user == Namespace::New {
+                    owner = userns::of_given(path)?;
+                }
             }
             NetworkPlan::Loopback => {
                 let record = self.fresh_place();
@@ -284,7 +288,7 @@ impl Pod {
             spec.uid_mappings.clear();
             spec.gid_mappings.clear();
         }
-        let child = self.make_infra(spec).await?;
+        let child = self.make_infra(spec, owner).await?;
         journal.begin_stage("ready", false)?;
         Ok(child)
     }

@@ -123,7 +123,13 @@ impl Plan {
         plan.annotations.extend(request.annotations);
         plan.spec = request.spec;
         plan.choose_network(&request.netns_path)?;
-        plan.finish(config)?;
+        // CRI's own controller sets them, too; whoever gives a netns without a pod's configuration has settled them.
+        if plan.owns_network()
+            || (plan.infra.network != Namespace::Host && request.config.is_some())
+        {
+            plan.add_default_sysctls(config);
+        }
+        plan.finish()?;
         Ok(plan)
     }
 
@@ -178,7 +184,7 @@ impl Plan {
         }
     }
 
-    fn finish(&mut self, config: &Config) -> Result<()> {
+    fn finish(&mut self) -> Result<()> {
         if self.infra.uts == Namespace::Host {
             self.hostname.clear();
         }
@@ -187,13 +193,29 @@ impl Plan {
             _ => String::new(),
         };
         self.infra.sysctls = infra::check_sysctls(&self.infra.sysctls, &self.infra)?;
-        if config.unprivileged_ports && self.owns_network() {
-            self.infra
-                .sysctls
-                .entry("net.ipv4.ip_unprivileged_port_start".into())
-                .or_insert_with(|| "0".into());
-        }
         Ok(())
+    }
+
+    fn add_default_sysctls(&mut self, config: &Config) {
+        // The kernel takes a range of groups only where all of them exist.
+        let icmp = config.unprivileged_icmp && self.infra.user == Namespace::Host;
+        for (wanted, key, value) in [
+            (
+                config.unprivileged_ports,
+                "net.ipv4.ip_unprivileged_port_start",
+                "0",
+            ),
+            (icmp, "net.ipv4.ping_group_range", "0 2147483647"),
+        ] {
+            let given = self
+                .infra
+                .sysctls
+                .keys()
+                .any(|k| k.replace('/', ".") == key);
+            if wanted && !given {
+                self.infra.sysctls.insert(key.into(), value.into());
+            }
+        }
     }
 }
 

@@ -71,6 +71,12 @@ pub fn is_netns(path: &Path) -> bool {
 
 /// The user namespace that owns the namespace at `path`: device and inode, as of `/proc/<pid>/ns/user`.
 pub fn owner(path: &Path) -> io::Result<(u64, u64)> {
+    let meta = open_owner(path)?.metadata()?;
+    Ok((meta.dev(), meta.ino()))
+}
+
+/// The user namespace that owns the namespace at `path`, open.
+pub fn open_owner(path: &Path) -> io::Result<File> {
     // _IO(0xb7, 0x1), linux/nsfs.h.
     const NS_GET_USERNS: libc::c_ulong = 0xb701;
     let file = File::open(path)?;
@@ -80,9 +86,7 @@ pub fn owner(path: &Path) -> io::Result<(u64, u64)> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel just gave us this descriptor; nobody else knows it.
-    let owner = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    let meta = owner.metadata()?;
-    Ok((meta.dev(), meta.ino()))
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// Brings `lo` up in the network namespace at `netns`.

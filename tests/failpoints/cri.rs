@@ -58,6 +58,20 @@ impl Cri {
         self.0.call(&method, &request, bound).map(|a| a.string(1))
     }
 
+    /// A method of the runtime service with messages of the reader's.
+    pub fn ask<Q: protobuf::Message, A: protobuf::Message>(
+        &mut self,
+        method: &str,
+        request: &Q,
+        bound: Duration,
+    ) -> Result<A, Status> {
+        let request = Message::of(request.write_to_bytes().unwrap());
+        let answer = self
+            .0
+            .call(&format!("{RUNTIME}/{method}"), &request, bound)?;
+        Ok(A::parse_from_bytes(&answer.into_bytes()).unwrap())
+    }
+
     /// PodSandboxStats: whether there are any.
     pub fn has_stats(&mut self, id: &str) -> Result<bool, Status> {
         let answer = self.call("PodSandboxStats", &Message::new().text(1, id))?;

@@ -1,6 +1,7 @@
 //! An image for pods' first container, made of busybox: an OCI layout in a tar, as `ctr images import` takes it.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,7 +20,8 @@ pub fn pause(dir: &Path) -> PathBuf {
     fs::create_dir_all(root.join("bin")).unwrap();
     fs::create_dir_all(&blobs).unwrap();
     let busybox = require::find("busybox").expect("busybox-static: run scripts/setup");
-    fs::copy(busybox, root.join("bin/busybox")).unwrap();
+    fs::copy(&busybox, root.join("bin/busybox")).unwrap();
+    add_links_and_users(&busybox, &root);
     let layer_file = dir.join("layer.tar");
     tar(&root, &layer_file);
     let layer = fs::read(&layer_file).unwrap();
@@ -59,6 +61,20 @@ pub fn pause(dir: &Path) -> PathBuf {
     let image = dir.join("pause.tar");
     tar(&layout, &image);
     image
+}
+
+/// busybox under all its names, and two users.
+fn add_links_and_users(busybox: &Path, root: &Path) {
+    let list = Command::new(busybox).arg("--list").output().unwrap();
+    let names = String::from_utf8(list.stdout).unwrap();
+    for name in names.lines().filter(|name| *name != "busybox") {
+        symlink("busybox", root.join("bin").join(name)).unwrap();
+    }
+    fs::create_dir(root.join("etc")).unwrap();
+    let users = "root:x:0:0:root:/:/bin/sh\nweb:x:1000:1001:web:/:/bin/sh\n";
+    fs::write(root.join("etc/passwd"), users).unwrap();
+    let groups = "root:x:0:\nweb:x:1001:\nlogs:x:1002:web\n";
+    fs::write(root.join("etc/group"), groups).unwrap();
 }
 
 fn tar(dir: &Path, file: &Path) {

@@ -163,17 +163,8 @@ impl Connection {
         message: &Message,
         bound: Duration,
     ) -> Result<Answer, Status> {
-        let request = http::Request::post(format!("http://localhost{method}"))
-            .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .header("grpc-timeout", format!("{}m", bound.as_millis()))
-            .header("containerd-namespace", &self.namespace)
-            .body(())
-            .unwrap();
-        let mut frame = vec![0];
-        frame.extend(u32::try_from(message.0.len()).unwrap().to_be_bytes());
-        frame.extend(&message.0);
-        let exchange = exchange(&mut self.requests, request, frame.into());
+        let request = self.request(method, bound);
+        let exchange = exchange(&mut self.requests, request, message.frame());
         let late = Status {
             code: 4,
             message: format!("no answer within {bound:?}"),
@@ -181,6 +172,48 @@ impl Connection {
         self.runtime
             .block_on(async { tokio::time::timeout(bound, exchange).await })
             .unwrap_or(Err(late))
+    }
+
+    /// One call whose answers are given to `each` until it wants no more, or the bound has passed.
+    pub fn listen(
+        mut self,
+        method: &str,
+        message: &Message,
+        bound: Duration,
+        mut each: impl FnMut(Answer) -> bool,
+    ) {
+        let request = self.request(method, bound);
+        let work = async {
+            let (response, mut stream) = self.requests.send_request(request, false).unwrap();
+            stream.send_data(message.frame(), true).unwrap();
+            let mut body = response.await.unwrap().into_body();
+            let mut data = Vec::new();
+            while let Some(Ok(chunk)) = body.data().await {
+                body.flow_control().release_capacity(chunk.len()).unwrap();
+                data.extend(chunk);
+                while let Some(length) = data.get(1..5) {
+                    let end = 5 + u32::from_be_bytes(length.try_into().unwrap()) as usize;
+                    let Some(bytes) = data.get(5..end) else { break };
+                    if !each(Answer(bytes.to_vec())) {
+                        return;
+                    }
+                    data.drain(..end);
+                }
+            }
+        };
+        let _ = self
+            .runtime
+            .block_on(async { tokio::time::timeout(bound, work).await });
+    }
+
+    fn request(&self, method: &str, bound: Duration) -> http::Request<()> {
+        http::Request::post(format!("http://localhost{method}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .header("grpc-timeout", format!("{}m", bound.as_millis()))
+            .header("containerd-namespace", &self.namespace)
+            .body(())
+            .unwrap()
     }
 }
 
@@ -238,6 +271,19 @@ impl Message {
         Self::default()
     }
 
+    /// A message made elsewhere.
+    pub fn of(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+
+    /// As gRPC has it on the wire.
+    fn frame(&self) -> Bytes {
+        let mut frame = vec![0];
+        frame.extend(u32::try_from(self.0.len()).unwrap().to_be_bytes());
+        frame.extend(&self.0);
+        frame.into()
+    }
+
     pub fn varint(mut self, field: u32, value: u64) -> Self {
         self.push(u64::from(field) << 3);
         self.push(value);
@@ -276,6 +322,11 @@ impl Answer {
     /// A message from elsewhere.
     pub fn of(bytes: Vec<u8>) -> Self {
         Self(bytes)
+    }
+
+    /// All of it.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0
     }
 
     /// A number field.

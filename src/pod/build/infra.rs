@@ -1,18 +1,26 @@
 //! The infra process of a creation: its cgroup, its start, and the watch for its end.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::time::SystemTime;
 
 use crate::cgroup::{Group, Layout};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
-use crate::infra::{self, InfraSpec};
+use crate::infra::{self, InfraSpec, Namespace};
 use crate::pod::plan::Plan;
 use crate::pod::record::{Effect, State};
 use crate::pod::{Phase, Pod, teardown};
 use crate::process::Child;
 
 impl Pod {
-    pub(super) async fn make_infra(&self, mut spec: InfraSpec) -> Result<Child> {
+    /// `owner`: the user namespace of a netns that the caller gave. A pod with users of its own joins it, for there can be no
+    /// other in which the netns is its own.
+    pub(super) async fn make_infra(
+        &self,
+        mut spec: InfraSpec,
+        owner: Option<File>,
+    ) -> Result<Child> {
         let journal = &self.shared.journal;
         journal.begin_stage("infra", false)?;
         let layout = Layout::detect()?;
@@ -25,12 +33,16 @@ impl Pod {
         }
         journal.update(|r| r.effects.cgroup = Effect::Intent)?;
         failpoint::hit("cgroup.make.before")?;
-        if let Some(path) = pod.filter(|_| journal.with(|r| r.cgroup_ours)) {
-            Group::new(&layout, &path)?.create()?;
+        if let Some(path) = pod.as_ref().filter(|_| journal.with(|r| r.cgroup_ours)) {
+            Group::new(&layout, path)?.create()?;
         }
-        if let Some(path) = infra_path {
-            let group = Group::from_spec(&layout, &path)?;
+        if let Some(path) = infra_path.as_ref() {
+            let group = Group::from_spec(&layout, path)?;
             group.create()?;
+            // One that is the pod's whole cgroup has the containers' below it, and its share is theirs.
+            if infra_path != pod {
+                group.take_least_shares();
+            }
             spec.cgroup_dirs = group.dirs();
         }
         failpoint::hit("cgroup.make.after")?;
@@ -39,6 +51,10 @@ impl Pod {
             r.effects.infra = Effect::Intent;
             r.infra_spec = Some(spec.clone());
         })?;
+        if let Some(owner) = &owner {
+            // Not on record: it is this process's descriptor. The infra process holds the namespace from now on.
+            spec.user = Namespace::Path(format!("/proc/self/fd/{}", owner.as_raw_fd()).into());
+        }
         failpoint::reach("infra.clone.before").await?;
         let prepared = infra::prepare(&self.shared.reaper, &spec).await?;
         failpoint::child("infra.process", prepared.identity().pid);

@@ -149,3 +149,70 @@ fn several_networks_have_interfaces_in_their_order_or_by_name() {
     let rate = ("kubernetes.io/ingress-bandwidth", "1");
     assert_eq!(annotated(&[rate]).unwrap_err().kind(), Kind::Invalid);
 }
+
+/// What CRI's own controller sets where nobody says otherwise; under CRI the netns is the daemon's, and the settings are ours.
+#[test]
+fn pods_with_a_network_of_their_own_get_the_settings_that_daemons_give() {
+    const PORTS: (&str, &str) = ("net.ipv4.ip_unprivileged_port_start", "0");
+    const PING: (&str, &str) = ("net.ipv4.ping_group_range", "0 2147483647");
+    let of = |request: Request| {
+        let sysctls = plan(request).unwrap().infra.sysctls;
+        let pairs = sysctls
+            .iter()
+            .map(|(k, v)| (k.replace('/', "."), v.clone()));
+        pairs.collect::<Vec<_>>()
+    };
+    let pairs = |pairs: &[(&str, &str)]| {
+        let owned = pairs
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        owned.collect::<Vec<_>>()
+    };
+    let given = |config: Option<PodSandboxConfig>| Request {
+        netns_path: "/run/netns/cni-1".into(),
+        config,
+        ..request()
+    };
+    assert_eq!(of(request()), pairs(&[PORTS, PING]));
+    assert_eq!(
+        of(given(Some(pod(NamespaceMode::POD)))),
+        pairs(&[PORTS, PING])
+    );
+    assert_eq!(
+        of(given(None)),
+        [],
+        "the caller's netns is as the caller wants it"
+    );
+    let host = Request {
+        config: Some(pod(NamespaceMode::NODE)),
+        ..request()
+    };
+    assert_eq!(of(host), []);
+
+    let mut own = pod(NamespaceMode::POD);
+    let linux = own.linux.mut_or_insert_default();
+    linux
+        .sysctls
+        .insert("net/ipv4/ping_group_range".into(), "0 7".into());
+    assert_eq!(
+        of(given(Some(own))),
+        pairs(&[PORTS, ("net.ipv4.ping_group_range", "0 7")])
+    );
+
+    let mut users = pod(NamespaceMode::POD);
+    let range = cri::IDMapping {
+        host_id: 100_000,
+        length: 65_536,
+        ..Default::default()
+    };
+    let linux = users.linux.mut_or_insert_default();
+    let options = linux.security_context.mut_or_insert_default();
+    let options = options.namespace_options.mut_or_insert_default();
+    options.userns_options = Some(cri::UserNamespace {
+        uids: vec![range.clone()],
+        gids: vec![range],
+        ..Default::default()
+    })
+    .into();
+    assert_eq!(of(given(Some(users))), pairs(&[PORTS]));
+}
