@@ -11,7 +11,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
-use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, umount2};
 
 // From <linux/mount.h>; libc does not have all of them.

@@ -247,7 +247,6 @@ fn in_a_loop(cycles: u32) {
         .allow("mount /run/netns/cni-")
         .allow("process")
         .allow("socket /run/containerd")
-        .allow("cgroup")
         .take();
     for cycle in 0..cycles {
         let moment = Duration::from_millis(50 + u64::from(cycle * 131 % 600));
