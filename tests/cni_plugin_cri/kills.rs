@@ -6,22 +6,12 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::kit::{BOUND, Node, Setup, Times, address, config, end, scope};
+use crate::kit::{BOUND, Node, Setup, Times, address, config, end, without_the_daemons};
 use crate::owed_kit::{leases, processes};
 use crate::points::{POINTS, arm, assert_complete, reached, release};
-use crate::support::{Sandbox, Snapshot, eventually, podvisor, sandboxed};
+use crate::support::{Sandbox, eventually, podvisor, sandboxed};
 
 const FAULTS: &str = "/run/faults";
-
-/// What the daemon had made of a sandbox that it was killed over is the daemon's.
-fn snapshot() -> Snapshot {
-    scope()
-        .allow("netns /run/netns/cni-")
-        .allow("mount /run/netns/cni-")
-        .allow("process")
-        .allow("socket /run/containerd")
-        .take()
-}
 
 /// The daemon is killed while the network is made, and once more when it is there: its next life takes it all the same.
 #[test]
@@ -30,7 +20,7 @@ fn a_daemon_that_is_killed_loses_no_work() {
         let Some(mut node) = Setup::of("containerd-2.1").start() else {
             return;
         };
-        let before = snapshot();
+        let before = without_the_daemons().take();
         let times = node.measured("runc", 1);
         let mut cri = node.cri();
         cri.run_within(&config("web"), "runc", Duration::from_secs(2))
@@ -149,7 +139,7 @@ fn lives(points: &[&'static str], victims: &[Victim]) {
     else {
         return;
     };
-    let before = snapshot();
+    let before = without_the_daemons().take();
     let mut number = 0;
     for victim in victims {
         for point in points {
