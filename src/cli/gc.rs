@@ -79,7 +79,10 @@ pub async fn run(host: &Host, args: &Args) -> Result<u8, Failure> {
     let sockets = sockets.map(|path| (path, socket));
     let files = half.map(|path| (path, file));
     let doors = doors.map(|path| (path, door));
-    for (path, (kind, remove)) in sockets.chain(files).chain(doors) {
+    let group: Removal = ("cgroup", plugin::remove_dead_group);
+    let groups = plugin::dead_groups(&host.config).into_iter();
+    let groups = groups.map(|path| (path, group));
+    for (path, (kind, remove)) in sockets.chain(files).chain(doors).chain(groups) {
         let what = format!("{kind} {} of a process that has died", path.display());
         if args.dry_run {
             output::line(format!("would undo: {what}"));

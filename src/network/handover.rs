@@ -349,12 +349,8 @@ impl NetworkRecord {
     pub fn is_whole(&self, before: &Holder, now: &Holder, user: userns::Wanted<'_>) -> bool {
         let pinned = |path: &Path| netns::is_pinned(path);
         let attached = |ifname: &String| {
-            let slot = self.slot(ifname);
-            slot.owes_del()
-                && slot
-                    .on_record()
-                    .result
-                    .is_some_and(|_| pinned(&slot.on_record().netns))
+            let on = self.slot(ifname).on_record();
+            on.owes_del && on.result.is_some() && pinned(&on.netns)
         };
         let netns = &before.netns;
         before.boot_id == now.boot_id

@@ -3,13 +3,13 @@
 //! Own session, no descriptor of the daemon's, its log in `<runtime_root>/.cni-log`; out of the daemon's cgroup as soon as
 //! the work takes longer than a fast network does, because moving a process costs milliseconds.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -31,6 +31,9 @@ pub(super) const MAX_DEATHS: u32 = 3;
 
 /// When a job leaves the daemon's cgroup.
 const MOVE_AFTER: Duration = Duration::from_millis(500);
+
+/// Before a job's pid in the name of its cgroup.
+const GROUP: &str = "cni-";
 
 /// When the log of all jobs begins anew, bytes.
 const LOG_MAX: u64 = 4 << 20;
@@ -98,6 +101,39 @@ pub fn dead_doors(config: &Config) -> Vec<PathBuf> {
     dead
 }
 
+/// cgroups of jobs that were killed; by their names, as "/podvisor/cni-123".
+pub fn dead_groups(config: &Config) -> Vec<PathBuf> {
+    let parent = Layout::detect().and_then(|layout| Group::new(&layout, &config.cgroup_parent));
+    let Ok(parent) = parent else {
+        return Vec::new();
+    };
+    let mut dead = BTreeSet::new();
+    for dir in parent.dirs() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let pid = name.strip_prefix(GROUP).and_then(|pid| pid.parse().ok());
+            // One whose process has just made it has nobody in it yet.
+            let is_dead = |pid| Identity::of(pid).is_err() && procs_of(&entry.path()).is_empty();
+            if pid.is_some_and(is_dead) {
+                dead.insert(Path::new(parent.path()).join(&*name));
+            }
+        }
+    }
+    dead.into_iter().collect()
+}
+
+/// Removes one of them; what has somebody in it stays.
+pub fn remove_dead_group(name: &Path) -> Result<()> {
+    let group = Group::new(&Layout::detect()?, &name.to_string_lossy())?;
+    group.remove_if_empty();
+    Ok(())
+}
+
+fn procs_of(group: &Path) -> String {
+    fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default()
+}
+
 fn run(config: &Config, label: &str, task: &Task<'_>, starter: UnixStream) -> Result<()> {
     detach(&[starter.as_raw_fd()], || open_log(config))?;
     crate::log::init(LevelFilter::INFO, label);
@@ -106,7 +142,13 @@ fn run(config: &Config, label: &str, task: &Task<'_>, starter: UnixStream) -> Re
     if let Err(error) = &ran {
         tracing::error!(%error, "job ended");
     }
-    seen::sweep(config);
+    if seen::sweep(config) {
+        for group in dead_groups(config) {
+            remove_dead_group(&group).unwrap_or_else(
+                |error| tracing::debug!(%error, "cgroup of a dead job left behind"),
+            );
+        }
+    }
     ran
 }
 
@@ -170,7 +212,7 @@ impl Place {
         let own = std::process::id();
         let go = || -> Result<(Group, Group)> {
             let layout = Layout::detect()?;
-            let group = Group::new(&layout, &format!("{}/cni-{own}", config.cgroup_parent))?;
+            let group = Group::new(&layout, &format!("{}/{GROUP}{own}", config.cgroup_parent))?;
             group.create()?;
             for pid in crate::process::tree_of(own.cast_signed()) {
                 group.add_process(pid).or_else(gone_is_done)?;

@@ -30,7 +30,7 @@ use crate::error::{Context, Error, Kind, Result};
 
 use request::{Request, Verb};
 
-pub use job::dead_doors;
+pub use job::{dead_doors, dead_groups, remove_dead_group};
 
 /// Versions of the CNI specification that are spoken, oldest first.
 pub const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];

@@ -93,14 +93,14 @@ pub(super) fn read(config: &Config, request: &Request) -> Seen {
     }
 }
 
-/// Forgets those that are over for long. Looks once in ten minutes, however often it is called.
-pub fn sweep(config: &Config) {
+/// Forgets those that are over for long. Looks once in ten minutes, however often it is called: whether it did.
+pub fn sweep(config: &Config) -> bool {
     let dir = root(config).join("ids");
     let age = |path: &Path| fs::metadata(path).ok()?.modified().ok()?.elapsed().ok();
     // Files that come and go change the directory's own time; a file's stays.
     let mark = root(config).join("swept");
     if age(&mark).is_some_and(|age| age < SWEEP) || !dir.is_dir() {
-        return;
+        return false;
     }
     let _ = fs::write(&mark, "");
     for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
@@ -112,6 +112,7 @@ pub fn sweep(config: &Config) {
             let _ = fs::remove_file(&path);
         }
     }
+    true
 }
 
 /// Where jobs and attempts are.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::kit::{self, Attempt, BOUND, bridge, calls, settings, snapshot, until};
+use crate::owed_kit::kill;
 use crate::support::fake::Act;
 use crate::support::{eventually, podvisor, sandboxed};
 
@@ -212,6 +213,12 @@ fn a_slow_job_leaves_the_daemons_cgroup() {
         assert!(groups.contains("/podvisor/cni-"), "{groups}");
         first.end();
         calls(&plugin, 1, 1);
+        // Of a job that is killed the group is left, until the next collection.
+        let killed = Attempt::of("other", "b1", &list);
+        killed.give_up(Duration::from_millis(1500));
+        kill(kit::jobs()[0]);
+        podvisor(&["gc"]).ok();
+        killed.end();
         before.assert_unchanged();
     });
 }

@@ -10,6 +10,7 @@ use nix::mount::{MntFlags, umount2};
 use podvisor::sys::netns::new_netns_pinned;
 use serde_json::{Value, json};
 
+use crate::owed_kit::processes;
 use crate::support::fake::{self, Fake};
 use crate::support::{Scope, Snapshot, bin, cni, eventually, podvisor, run};
 
@@ -277,21 +278,5 @@ pub fn until(name: &str, state: &str) {
 
 /// Pids of jobs.
 pub fn jobs() -> Vec<i32> {
-    let mut pids = Vec::new();
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
-            continue;
-        };
-        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        let zombie = stat
-            .rsplit(')')
-            .next()
-            .unwrap_or_default()
-            .starts_with(" Z");
-        if line.starts_with(PLUGIN.as_bytes()) && !zombie {
-            pids.push(pid);
-        }
-    }
-    pids
+    processes(|line| line.starts_with(PLUGIN))
 }

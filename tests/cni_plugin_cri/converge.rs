@@ -55,7 +55,9 @@ cells! {
     twenty_pods_of_runc_come_up_under_containerd_21: "containerd-2.1", "runc", 20;
     pods_of_podvisor_come_up_under_containerd_21: "containerd-2.1", "podvisor", 5;
     pods_of_podvisor_come_up_under_containerd_17: "containerd-1.7", "podvisor", 5;
+    pods_of_runc_come_up_under_containerd_17: "containerd-1.7", "runc", 3;
     pods_of_runc_come_up_under_containerd_16: "containerd-1.6", "runc", 5;
+    pods_of_podvisor_come_up_under_containerd_16: "containerd-1.6", "podvisor", 3;
     #[ignore = "slow"]
     slow_twenty_pods_of_podvisor_under_containerd_21: "containerd-2.1", "podvisor", 20;
     #[ignore = "slow"]

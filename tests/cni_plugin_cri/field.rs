@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use nix::mount::{MntFlags, umount2};
 use serde_json::json;
 
-use crate::kit::{BOUND, Node, SUBNET, Setup, Times, address, bridge, config, end, scope};
+use crate::kit::{
+    BOUND, Node, SUBNET, Setup, Times, address, bridge, config, end, scope, without_the_daemons,
+};
 use crate::owed_kit::{leases, records};
 use crate::support::fake::{self, Act};
 use crate::support::{cni, eventually, podvisor, require, sandboxed, sh};
@@ -241,14 +243,7 @@ fn in_a_loop(cycles: u32) {
     let Some(mut node) = Setup::of("containerd-2.1").network(network).start() else {
         return;
     };
-    // What the daemon had made of a sandbox that it was killed over is the daemon's.
-    let before = scope()
-        .allow("netns /run/netns/cni-")
-        .allow("mount /run/netns/cni-")
-        .allow("process")
-        .allow("socket /run/containerd")
-        .allow("cgroup")
-        .take();
+    let before = without_the_daemons().take();
     for cycle in 0..cycles {
         let moment = Duration::from_millis(50 + u64::from(cycle * 131 % 600));
         let mut cri = node.cri();

@@ -6,22 +6,12 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::kit::{BOUND, Node, Setup, Times, address, config, end, scope};
+use crate::kit::{BOUND, Node, Setup, Times, address, config, end, without_the_daemons};
+use crate::owed_kit::{leases, processes};
 use crate::points::{POINTS, arm, assert_complete, reached, release};
-use crate::support::{Sandbox, Snapshot, eventually, podvisor, sandboxed};
+use crate::support::{Sandbox, eventually, podvisor, sandboxed};
 
 const FAULTS: &str = "/run/faults";
-
-/// What the daemon had made of a sandbox that it was killed over is the daemon's.
-fn snapshot() -> Snapshot {
-    scope()
-        .allow("netns /run/netns/cni-")
-        .allow("mount /run/netns/cni-")
-        .allow("process")
-        .allow("socket /run/containerd")
-        .allow("cgroup")
-        .take()
-}
 
 /// The daemon is killed while the network is made, and once more when it is there: its next life takes it all the same.
 #[test]
@@ -30,13 +20,7 @@ fn a_daemon_that_is_killed_loses_no_work() {
         let Some(mut node) = Setup::of("containerd-2.1").start() else {
             return;
         };
-        // What the daemon had made of a sandbox that it was killed over is the daemon's.
-        let before = scope()
-            .allow("netns /run/netns/cni-")
-            .allow("mount /run/netns/cni-")
-            .allow("process")
-            .allow("socket /run/containerd")
-            .take();
+        let before = without_the_daemons().take();
         let times = node.measured("runc", 1);
         let mut cri = node.cri();
         cri.run_within(&config("web"), "runc", Duration::from_secs(2))
@@ -75,76 +59,76 @@ enum Victim {
     Both,
 }
 
-/// A pod at this point, from its first attempt to its end; the daemon is restarted in between.
-fn life(node: &mut Node, number: usize, point: &str, victim: Victim) {
+/// A pod whose life comes to the point, where somebody dies, and its next life.
+fn life(node: &mut Node, name: &str, point: &str, victim: Victim) {
     let dir = Path::new(FAULTS);
     let act = match victim {
         Victim::Itself => "die",
         _ => "hang",
     };
     arm(dir, point, act);
-    let name = format!("web{number}");
-    let pod = config(&name);
-    let mut killed = victim == Victim::Itself;
-    for _ in 0..10 {
-        // Short, or one that hangs would have to be waited for.
-        let deadline = if killed { 60.0 } else { 5.0 };
-        let times = Times {
-            limit: Duration::from_secs_f64(deadline),
-            ..Times::of(deadline)
-        };
-        let up = std::thread::scope(|scope| {
-            let shared = &*node;
-            let (name, pod) = (&name, &pod);
-            let client = scope.spawn(move || {
-                let id = shared.come_up(name, "runc", pod, times)?;
-                // Its end is part of its life.
-                let mut cri = shared.cri();
-                let own = address(&mut cri, &id);
-                let ended = cri.stop(&id).and_then(|()| cri.remove(&id));
-                println!("{point} {victim:?}: {own}, end: {ended:?}");
-                ended.ok()
-            });
-            if !killed {
-                eventually(BOUND, point, || {
-                    (reached(dir, point).is_some() || client.is_finished()).then_some(())
-                });
-                if let Some(pid) = reached(dir, point) {
-                    let _ = kill(Pid::from_raw(shared.daemon.pid()), Signal::SIGKILL);
-                    if victim == Victim::Both {
-                        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-                    }
-                    release(dir);
-                }
-            }
-            // Of a client whose daemon has died nothing is expected.
-            client.join().ok().flatten()
-        });
-        if !killed && reached(dir, point).is_some() {
-            killed = true;
-            node.daemon.kill();
-            node.daemon.start_again();
-            let mut cri = node.cri();
-            for left in cri.list() {
-                let ended = cri.stop(&left.id).and_then(|()| cri.remove(&left.id));
-                println!("{point} {victim:?}: left: {ended:?}");
-            }
-            continue;
-        }
-        if up.is_some() && reached(dir, point).is_some() {
-            return;
-        }
-        let mut cri = node.cri();
-        for left in cri.list() {
-            eventually(BOUND, "the end", || {
-                cri.stop(&left.id).and_then(|()| cri.remove(&left.id)).ok()
-            });
-        }
-        if reached(dir, point).is_some() && victim == Victim::Itself {
-            return;
-        }
+    let met = (0..10).any(|_| {
+        tried(node, name, point, victim);
+        reached(dir, point).is_some()
+    });
+    assert!(met, "{point} was not reached");
+    if victim != Victim::Itself {
+        node.daemon.kill();
+        node.daemon.start_again();
     }
-    panic!("{point} {victim:?}: no end");
+    clear(node);
+    let id = node.come_up(name, "runc", &config(name), Times::of(60.0));
+    let own = address(&mut node.cri(), &id.unwrap());
+    println!("{point} {victim:?}: {own}");
+    clear(node);
+}
+
+/// A pod from its first attempt to its end, as far as it comes.
+fn tried(node: &Node, name: &str, point: &str, victim: Victim) {
+    let dir = Path::new(FAULTS);
+    // Short where one hangs that would have to be waited for.
+    let deadline = match victim {
+        Victim::Itself => 60.0,
+        _ => 5.0,
+    };
+    let times = Times {
+        limit: Duration::from_secs_f64(deadline),
+        ..Times::of(deadline)
+    };
+    std::thread::scope(|scope| {
+        let client = scope.spawn(move || {
+            let id = node.come_up(name, "runc", &config(name), times)?;
+            let mut cri = node.cri();
+            cri.stop(&id).and_then(|()| cri.remove(&id)).ok()
+        });
+        if victim != Victim::Itself {
+            eventually(BOUND, point, || {
+                (reached(dir, point).is_some() || client.is_finished()).then_some(())
+            });
+            if let Some(pid) = reached(dir, point) {
+                let _ = kill(Pid::from_raw(node.daemon.pid()), Signal::SIGKILL);
+                if victim == Victim::Both {
+                    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+                }
+                release(dir);
+            }
+        }
+        // A client whose daemon has died panics.
+        let _ = client.join();
+    });
+}
+
+/// What the daemon has goes, as a kubelet does it: again until it works.
+fn clear(node: &Node) {
+    let mut cri = node.cri();
+    for left in cri.list() {
+        eventually(BOUND, "the end", || {
+            let ended = cri.stop(&left.id).and_then(|()| cri.remove(&left.id));
+            ended
+                .map_err(|error| println!("{}: {error:?}", left.name))
+                .ok()
+        });
+    }
 }
 
 fn lives(points: &[&'static str], victims: &[Victim]) {
@@ -155,19 +139,15 @@ fn lives(points: &[&'static str], victims: &[Victim]) {
     else {
         return;
     };
-    let before = snapshot();
+    let before = without_the_daemons().take();
     let mut number = 0;
     for victim in victims {
         for point in points {
-            life(&mut node, number, point, *victim);
+            life(&mut node, &format!("web{number}"), point, *victim);
             number += 1;
         }
     }
     std::fs::remove_dir_all(FAULTS).unwrap();
-    let mut cri = node.cri();
-    for left in cri.list() {
-        end(&mut cri, &left.id);
-    }
     let networks = || std::fs::read_dir("/var/lib/podvisor/networks").map_or(0, Iterator::count);
     eventually(BOUND, "the collection", || {
         podvisor(&["gc"]).ok();
@@ -176,6 +156,12 @@ fn lives(points: &[&'static str], victims: &[Victim]) {
     let (adds, dels) = node.calls();
     println!("{number} lives: {adds} ADD, {dels} DEL");
     assert!(dels >= adds, "{adds} ADD, {dels} DEL");
+    assert!(leases("pods").is_empty());
+    eventually(BOUND, "every process of ours has left", || {
+        processes(|line| line.contains("podvisor-cni"))
+            .is_empty()
+            .then_some(())
+    });
     before.assert_unchanged();
 }
 

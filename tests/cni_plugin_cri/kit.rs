@@ -287,3 +287,20 @@ pub fn address(cri: &mut Cri, id: &str) -> String {
 pub fn scope() -> Scope {
     Scope::default().within(Duration::from_secs(30))
 }
+
+/// The same without what a daemon has made of a sandbox that it was killed over, which is the daemon's.
+pub fn without_the_daemons() -> Scope {
+    let of_daemon = [
+        "netns /run/netns/cni-",
+        "mount /run/netns/cni-",
+        "process",
+        "socket /run/containerd",
+    ];
+    let scope = of_daemon
+        .iter()
+        .fold(scope(), |scope, text| scope.allow(text));
+    let groups = support::cgroup_mounts().into_iter();
+    groups.fold(scope, |scope, root| {
+        scope.allow(&format!("cgroup {}/k8s.io", root.display()))
+    })
+}

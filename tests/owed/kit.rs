@@ -134,7 +134,8 @@ pub fn supervisors() -> Vec<i32> {
     processes(|line| line.contains("containerd-shim-podvisor"))
 }
 
-fn processes(wanted: impl Fn(&str) -> bool) -> Vec<i32> {
+/// Those that run and whose command line is `wanted`.
+pub fn processes(wanted: impl Fn(&str) -> bool) -> Vec<i32> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|pid| {
