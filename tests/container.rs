@@ -39,16 +39,21 @@ use kit::{BOUND, Kit, supervise};
 use podvisor::container::{CreateRequest, PodContext, Status};
 use podvisor::error::Kind;
 use serde_json::json;
-use support::{Scope, Snapshot, require, sandboxed};
+use support::{Scope, Snapshot, require, sandboxed, slow};
 use tokio::time::{sleep, timeout};
 
-/// Runs `body` in a sandbox with every OCI runtime that is there.
+/// Runs `body` in a sandbox with every OCI runtime that is there; when there is time, with youki too.
 fn each_runtime<F: Future<Output = ()>>(name: &str, body: impl Fn(Kit) -> F) {
     sandboxed(name, || {
-        for runtime in ["runc", "crun"] {
-            if require::tool(runtime) {
-                supervise(async || body(Kit::new(runtime)).await);
-            }
+        let mut runtimes = vec!["runc".to_owned(), "crun".to_owned()];
+        runtimes.retain(|runtime| require::tool(runtime));
+        if slow() {
+            let youki = require::youki();
+            runtimes.extend(youki.map(|path| path.display().to_string()));
+        }
+        for runtime in runtimes {
+            println!("--- {runtime}");
+            supervise(async || body(Kit::new(&runtime)).await);
         }
     });
 }
@@ -68,6 +73,8 @@ fn own_fds() -> Snapshot {
     Scope::default()
         .fds_of(i32::try_from(std::process::id()).unwrap())
         .allow("cgroup")
+        // youki leaves one in its state directory for each exec, until the container goes.
+        .allow("socket /run/pvtest-bundles-")
         .take()
 }
 

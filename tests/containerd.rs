@@ -1,6 +1,8 @@
 //! containerd launches the same executable: 1.6, 1.7 and 2.1, tasks and sandboxes.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "launch/daemon.rs"]
+mod daemon;
 #[path = "containerd/restarted.rs"]
 mod restarted;
 mod support;

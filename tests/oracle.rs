@@ -5,8 +5,12 @@
 
 #[path = "oracle/field.rs"]
 mod field;
+#[path = "oracle/listener.rs"]
+mod listener;
 #[path = "oracle/lives.rs"]
 mod lives;
+#[path = "oracle/races.rs"]
+mod races;
 #[path = "oracle/side.rs"]
 mod side;
 mod support;

@@ -307,13 +307,13 @@ async fn mount_rootfs(shared: &Shared, request: &CreateRequest) -> Result<()> {
         .map_err(|e| Error::caused(Kind::Other, "mount the root filesystem", e))?
 }
 
-/// Runs a program that mounts. The process of the filesystem, which it leaves, has to outlive it and us.
+/// Runs a program that mounts. The process of the filesystem, which it leaves, has to outlive it and us; but a program
+/// that has not ended must not go on after us, and mount what nobody unmounts.
 async fn mount_by(reaper: &Reaper, program: &str, args: Vec<OsString>) -> Result<()> {
     let mut helper = Helper::new(program, MOUNT_LIMIT);
     helper.args = args;
     helper.env = vec![("PATH".into(), oci::search_path())];
-    helper.die_with_parent = false;
-    helper.spare_group = true;
+    helper.guard = true;
     let output = helper.run(reaper).await.map_err(|e| match e.kind() {
         Kind::NotFound => e
             .as_kind(Kind::Unsupported)

@@ -76,10 +76,10 @@ fn last_error_in(text: &[u8]) -> Option<String> {
         {
             return None;
         }
-        // youki keeps the text one level deeper.
-        let text = line
-            .get("msg")
-            .or_else(|| line.pointer("/fields/message"))?
+        // youki has another name for it, and up to 0.5 one level deeper.
+        let text = ["/msg", "/message", "/fields/message"]
+            .iter()
+            .find_map(|path| line.pointer(path))?
             .as_str()?;
         Some(bounded(text))
     })
@@ -108,8 +108,12 @@ mod tests {
             {\"level\":\"error\",\"msg\":\"runc create failed: x\"}\n{\"level\":\"debug\",\"msg\":\"end\"}\nrubbish {";
         assert_eq!(last_error_in(log).as_deref(), Some("runc create failed: x"));
         assert_eq!(last_error_in(b""), None);
-        let nested = br#"{"level":"ERROR","fields":{"message":"deep"}}"#;
-        assert_eq!(last_error_in(nested).as_deref(), Some("deep"));
+        for line in [
+            r#"{"level":"ERROR","fields":{"message":"youki's"}}"#,
+            r#"{"timestamp":"t","level":"ERROR","message":"youki's","target":"youki"}"#,
+        ] {
+            assert_eq!(last_error_in(line.as_bytes()).as_deref(), Some("youki's"));
+        }
     }
 
     #[test]

@@ -10,11 +10,12 @@ mod find;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
@@ -225,6 +226,14 @@ impl Runtime {
             .map(drop)
     }
 
+    /// youki writes over what is in its log from the beginning, and leaves the rest as it is: each verb has a file of its
+    /// own, in `scratch`.
+    fn own_log(&self, scratch: &Path) -> Option<PathBuf> {
+        static VERBS: AtomicU64 = AtomicU64::new(0);
+        let number = VERBS.fetch_add(1, Ordering::Relaxed);
+        (self.flavour() == Flavour::Youki).then(|| scratch.join(format!("log-{number}.json")))
+    }
+
     async fn run(
         &self,
         reaper: &Reaper,
@@ -259,14 +268,17 @@ impl Runtime {
         helper.args = args(["--root"]);
         helper.args.push(self.root.clone().into());
         // A bundle that somebody has removed must not keep `delete` from working.
-        let log = bundle.is_dir().then(|| bundle.join(LOG));
+        let has_bundle = bundle.is_dir();
+        let scratch = has_bundle.then(|| make_scratch(bundle)).flatten();
+        let own_log = scratch.as_deref().and_then(|dir| self.own_log(dir));
+        let log = own_log
+            .clone()
+            .or_else(|| has_bundle.then(|| bundle.join(LOG)));
         let before = log.as_deref().map_or(0, failure::length);
         if let Some(log) = &log {
-            if let Some(scratch) = make_scratch(bundle) {
+            if let Some(scratch) = &scratch {
                 let names = ["TMPDIR", STATE_DIR];
-                helper
-                    .env
-                    .extend(names.map(|n| (n.into(), scratch.clone().into())));
+                helper.env.extend(names.map(|n| (n.into(), scratch.into())));
             }
             helper.args.extend(args(["--log"]));
             helper.args.push(log.into());
@@ -297,9 +309,11 @@ impl Runtime {
             ));
         }
         if output.exit.code == 0 {
+            own_log.map(fs::remove_file);
             return Ok(output);
         }
         let logged = log.as_deref().and_then(|l| failure::last_error(l, before));
+        own_log.map(fs::remove_file);
         let (kind, text) = failure::explain(logged, &output);
         Err(Error::new(kind, format!("run {program} {name}: {text}")))
     }

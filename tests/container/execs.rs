@@ -75,7 +75,7 @@ fn a_failed_exec_stays_created_and_leaves_nothing() {
             let before = own_fds();
             for _ in 0..5 {
                 let process =
-                    json!({"user": {"uid": 0, "gid": 0}, "args": ["/no/such"], "cwd": "/"})
+                    json!({"user": {"uid": 0, "gid": 0}, "args": ["/no/such"], "env": ["PATH=/bin"], "cwd": "/"})
                         .to_string();
                 kit.containers
                     .exec("c", "e", false, "", "", "", process.as_bytes())

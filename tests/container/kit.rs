@@ -82,6 +82,11 @@ impl Kit {
         }
     }
 
+    /// Whether this is the runtime, by name or path.
+    pub fn runs_with(&self, runtime: &str) -> bool {
+        self.runtime.rsplit('/').next() == Some(runtime)
+    }
+
     /// A bundle that runs `script`; `edit` changes its config.json.
     pub fn request(&self, id: &str, script: &str, edit: impl FnOnce(&mut Value)) -> CreateRequest {
         let bundle = self.bundle(id);

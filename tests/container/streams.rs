@@ -55,7 +55,7 @@ fn an_input_ends_when_it_is_closed_not_when_the_client_leaves() {
         kit.run("c", "sleep 1000").await;
         let (stdin, out) = (fifo(&kit, "e.in"), fifo(&kit, "e.out"));
         let process =
-            json!({"user": {"uid": 0, "gid": 0}, "args": ["/bin/cat"], "cwd": "/"}).to_string();
+            json!({"user": {"uid": 0, "gid": 0}, "args": ["/bin/cat"], "env": ["PATH=/bin"], "cwd": "/"}).to_string();
         kit.containers
             .exec("c", "e", false, &stdin, &out, "", process.as_bytes())
             .await

@@ -93,7 +93,11 @@ fn a_window_that_changes_is_told_to_the_program_and_to_an_exec_not_started_yet()
             .exec("c", "e", true, &stdin, &out, "", &exec_process(script))
             .await
             .unwrap();
-        kit.containers.resize("c", "e", 100, 30).unwrap();
+        // Only runc takes the size of an exec from us: with the others it is there a moment later.
+        let is_told = kit.runs_with("runc");
+        if is_told {
+            kit.containers.resize("c", "e", 100, 30).unwrap();
+        }
         let (told, mut news) = tokio::sync::mpsc::channel::<String>(64);
         let path = out.clone();
         let shown = tokio::task::spawn_blocking(move || {
@@ -125,8 +129,17 @@ fn a_window_that_changes_is_told_to_the_program_and_to_an_exec_not_started_yet()
         assert_eq!(kit.code("c", "e").await, 3);
         kit.containers.delete("c", "e").await.unwrap();
         let text = timeout(BOUND, shown).await.expect("the end").unwrap();
-        assert!(text.starts_with("30 100\r\n"), "{text:?}");
-        assert!(text.ends_with("20 70\r\n"), "{text:?}");
+        assert!(!is_told || text.starts_with("30 100\r\n"), "{text:?}");
+        // What was typed may be echoed before or after.
+        assert!(text.trim_end().ends_with("20 70"), "{text:?}");
+        let script = "while test \"$(stty size)\" != '30 100'; do sleep 0.05; done; exit 4";
+        kit.containers
+            .exec("c", "f", true, "", "", "", &exec_process(script))
+            .await
+            .unwrap();
+        kit.containers.resize("c", "f", 100, 30).unwrap();
+        kit.containers.start("c", "f").await.unwrap();
+        assert_eq!(kit.code("c", "f").await, 4);
         kit.containers.resize("c", "", 1, 1).unwrap(); // no terminal: nothing to resize
         let absent = kit.containers.resize("c", "no", 1, 1).unwrap_err();
         assert_eq!(absent.kind(), Kind::NotFound);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::RUNTIME;
+use crate::daemon::{shims, signal};
 use crate::support::rootfs::Rootfs;
 use crate::support::{Containerd, Snapshot, eventually, require, rootfs, sandboxed};
 
@@ -72,6 +73,16 @@ fn a_container_lives_through_upgrades_of_its_daemon() {
             );
             daemon.become_version(peer);
             assert_eq!(tasks(&daemon), were, "under {}", peer.name);
+            // What supervisors say is in the newer daemon's log.
+            let dumps = || daemon.log().matches("step=dump").count();
+            let (said, supervisors) = (dumps(), shims());
+            for pid in &supervisors {
+                signal(*pid, nix::sys::signal::Signal::SIGUSR1);
+            }
+            eventually(BOUND, "each has told its state", || {
+                (dumps() == said + supervisors.len()).then_some(())
+            });
+            assert_eq!(supervisors.len(), n + 1);
             for id in 0..=n {
                 let exec = [
                     "task",

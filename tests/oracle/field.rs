@@ -11,13 +11,18 @@ use podvisor::proto::task_v3::shim as task;
 use serde_json::json;
 
 use super::side::{self, Side, Who, both_ends, fifo, file, process, reader};
-use crate::support::{Snapshot, cost_of, eventually, require, sandboxed, slow};
+use crate::support::{Sandbox, Snapshot, cost_of, eventually, require, slow};
 
 /// Longer than any test here needs, on a machine that is busy.
 const BOUND: Duration = Duration::from_secs(60);
 
 fn ours(name: &str, body: impl FnOnce(&Side)) {
-    sandboxed(name, || {
+    ours_within(name, Duration::from_secs(300), body);
+}
+
+/// A supervisor of ours, with a bound for the whole test.
+pub fn ours_within(name: &str, bound: Duration, body: impl FnOnce(&Side)) {
+    Sandbox::new(name).bound(bound).run(|| {
         let Some(peer) = side::peer("containerd-1.6") else {
             return;
         };

@@ -6,22 +6,19 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use podvisor::proto::any;
-use podvisor::proto::events_ttrpc::events::ForwardRequest;
-use podvisor::proto::events_ttrpc::events_ttrpc::{Events, create_events};
 use podvisor::proto::task_v3::mount::Mount;
 use podvisor::proto::task_v3::shim as task;
-use podvisor::proto::types::event::Envelope;
 use protobuf::Message;
 use protobuf::well_known_types::empty::Empty;
 use serde_json::{Value, json};
-use ttrpc::asynchronous::{Client, Server, TtrpcContext};
+use ttrpc::asynchronous::Client;
 
+use super::listener::{Background, Recorder, serve};
 use crate::support::bin::{SHIM, run};
 use crate::support::peers::Peer;
 use crate::support::rootfs::{self, Rootfs};
@@ -60,34 +57,6 @@ pub struct Failure {
 
 pub type Answer<T> = Result<T, Failure>;
 
-/// The events that came, in order.
-#[derive(Debug, Default)]
-struct Recorder(Mutex<Vec<Envelope>>);
-
-#[async_trait]
-impl Events for Recorder {
-    async fn forward(&self, _: &TtrpcContext, request: ForwardRequest) -> ttrpc::Result<Empty> {
-        self.0
-            .lock()
-            .unwrap()
-            .push(request.envelope.unwrap_or_default());
-        Ok(Empty::new())
-    }
-}
-
-/// The thread that takes events. Dropped, it is waited for: it removes its socket in the end, and a late one would take away
-/// that of the next side, which has the same name.
-struct Background(Option<(tokio::sync::oneshot::Sender<()>, JoinHandle<()>)>);
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        let (stop, thread) = self.0.take().unwrap();
-        let _ = stop.send(());
-        // A panic of its own is told by it; here it may be in the middle of another.
-        let _ = thread.join();
-    }
-}
-
 /// One connection and a runtime that drives it while somebody waits.
 pub struct Calls {
     runtime: tokio::runtime::Runtime,
@@ -106,7 +75,7 @@ impl Side {
         let _ = fs::remove_dir_all("/run/oracle");
         fs::create_dir_all("/run/oracle").unwrap();
         let events = Arc::<Recorder>::default();
-        let server = serve(Arc::clone(&events));
+        let server = serve(Arc::clone(&events), &format!("{DAEMON}.ttrpc"));
         let dir = tempfile::Builder::new()
             .prefix("pvtest-oracle-")
             .tempdir_in("/run")
@@ -198,6 +167,24 @@ impl Side {
         std::thread::sleep(Duration::from_millis(200));
         let events = self.events.0.lock().unwrap();
         events.iter().map(crate::transcript::event).collect()
+    }
+
+    /// Takes what has come once the last of it begins so.
+    pub fn take_events_to(&self, last: &str) -> Vec<String> {
+        eventually(BOUND, last, || {
+            let mut events = self.events.0.lock().unwrap();
+            let told: Vec<String> = events.iter().map(crate::transcript::event).collect();
+            let is_there = told.last().is_some_and(|event| event.starts_with(last));
+            is_there.then(|| {
+                events.clear();
+                told
+            })
+        })
+    }
+
+    /// `unix:///…`.
+    pub fn address(&self) -> String {
+        format!("unix://{}", self.socket.display())
     }
 
     /// The shim leaves after its last container.
@@ -447,32 +434,6 @@ impl Calls {
         self.wait(id, "").unwrap();
         self.delete(id, "").unwrap();
     }
-}
-
-/// Takes events on a thread of its own.
-fn serve(recorder: Arc<Recorder>) -> Background {
-    let (stop, stopped) = tokio::sync::oneshot::channel();
-    let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
-    let thread = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let services = create_events(recorder as Arc<dyn Events + Send + Sync>);
-            let mut server = Server::new()
-                .bind(&format!("unix://{DAEMON}.ttrpc"))
-                .unwrap()
-                .register_service(services);
-            server.start().await.unwrap();
-            ready.send(()).unwrap();
-            let _ = stopped.await;
-            server.shutdown().await.ok();
-            let _ = fs::remove_file(format!("{DAEMON}.ttrpc"));
-        });
-    });
-    is_ready.recv().unwrap();
-    Background(Some((stop, thread)))
 }
 
 /// `start`, with what that daemon gives it; answers the socket.

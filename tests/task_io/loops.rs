@@ -295,3 +295,57 @@ fn a_root_of_fuse_is_mounted_by_its_program_and_that_goes_with_it() {
         before.assert_unchanged();
     });
 }
+
+#[test]
+fn a_program_that_mounts_does_not_go_on_when_its_supervisor_is_killed() {
+    const NAME: &str = "loops::a_program_that_mounts_does_not_go_on_when_its_supervisor_is_killed";
+    sandboxed(NAME, || {
+        if !["runc", "mount.fuse3"]
+            .iter()
+            .all(|tool| require::tool(tool))
+        {
+            return;
+        }
+        let before = Snapshot::take();
+        fs::create_dir("/run/slowly").unwrap();
+        let slowly = "#!/bin/sh\necho $$ >/run/slowly/pid.new\nmv /run/slowly/pid.new /run/slowly/pid\n\
+                      sleep 4 & wait\nmount -t tmpfs late \"$2\"\n";
+        fs::write("/run/slowly/mount.fuse3", slowly).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions("/run/slowly/mount.fuse3", mode).unwrap();
+        let path = format!("/run/slowly:{}", std::env::var("PATH").unwrap());
+        let shim = Shim::launch("true", |bundle| bundle.env("PATH", &path));
+        let pid = block_on(async {
+            let client = shim.client().await;
+            let request = task::CreateTaskRequest {
+                rootfs: vec![mount("fuse3.slow-fs", "x", "", &[])],
+                ..shim.request()
+            };
+            let creating = tokio::spawn(async move {
+                let task = client.task();
+                let _ = task.create(limit(), &request).await;
+            });
+            let pid = loop {
+                match fs::read_to_string("/run/slowly/pid") {
+                    Ok(pid) => break pid,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+                }
+            };
+            signal(supervisor(), nix::sys::signal::Signal::SIGKILL);
+            let _ = creating.await;
+            pid
+        });
+        shim.bundle.delete();
+        let program = Path::new("/proc").join(pid.trim());
+        eventually(Duration::from_secs(20), "the program ends", || {
+            (!program.exists()).then_some(())
+        });
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!mounts.contains(" late "), "{mounts}");
+        all_gone();
+        drop(shim);
+        fs::remove_dir_all("/run/slowly").unwrap();
+        let _ = fs::remove_dir_all("/run/bundles");
+        before.assert_unchanged();
+    });
+}

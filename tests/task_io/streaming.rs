@@ -154,11 +154,13 @@ fn many_clients_that_come_and_leave_leave_no_trace() {
             assert!(!stdout.next().await.unwrap().is_empty());
             drop((stdin, stdout));
         };
-        for _ in 0..20 {
+        // A stream is looked after for some seconds when its client has left: first as many as there are at one time.
+        let (first, more) = if slow() { (300, 500) } else { (20, 30) };
+        for _ in 0..first {
             round().await;
         }
         let (memory, threads, descriptors) = cost_of(supervisor);
-        for _ in 0..if slow() { 500 } else { 30 } {
+        for _ in 0..more {
             round().await;
         }
         // The last connections close behind us.
