@@ -13,7 +13,7 @@ use super::failure::{Failure, PODVISOR_FAILED};
 use super::output;
 
 /// Pods at the same time: stopping is mostly waiting, and each is one connection.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 64;
 
 /// Runs `act` for each target and reports each failure when it happens.
 pub async fn run<F, Fut>(targets: Vec<String>, act: F) -> Result<u8, Failure>
