@@ -515,7 +515,7 @@ mod tests {
     #[test]
     fn the_end_of_the_last_writer_ends_the_copy() {
         let dir = tempfile::tempdir().unwrap();
-        let attach = Attach::make(dir.path(), false).unwrap();
+        let attach = Attach::make(dir.path(), Streams::default()).unwrap();
         assert_eq!(attach.stdin_path(), "");
         // Written and closed before anybody reads: a workload may be that quick.
         let mut writer = OpenOptions::new()
@@ -526,7 +526,7 @@ mod tests {
         drop(writer);
         let to = dir.path().join("copy");
         let done = copy(
-            attach.stderr.try_clone().unwrap(),
+            attach.stderr.as_ref().unwrap().try_clone().unwrap(),
             Some(File::create(&to).unwrap()),
         );
         done.blocking_recv().unwrap();
