@@ -189,6 +189,8 @@ impl Watch<'_> {
             Some(seen) => seen,
             None => Seen {
                 told: BTreeSet::new(),
+                // It may have died before it was seen.
+                state: "",
                 ..self.fresh(record, &[])
             },
         };

@@ -9,6 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::pod::gc::{OwedNetwork, ParkedNetwork};
 use crate::pod::history::{Event, Moment};
 use crate::pod::record::{Found, Record, Stage};
+use crate::undo::together;
 
 use super::failure::Failure;
 use super::host::Host;
@@ -50,12 +51,17 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
     if args.stages || args.format.is_table() {
         return stages(&shown);
     }
-    let list = each::gather(&shown, async |pod| match pod {
-        Shown::Pod(found) => document(host, found).await,
-        Shown::Owed(owed) => Ok(owed::document(owed)),
-        Shown::Parked(parked) => Ok(parked::document(parked)),
+    let asked = shown.iter().map(|pod| {
+        Box::pin(async move {
+            match pod {
+                Shown::Pod(found) => document(host, found).await,
+                Shown::Owed(owed) => Ok(owed::document(owed)),
+                Shown::Parked(parked) => Ok(parked::document(parked)),
+            }
+        })
     });
-    let list = list.await.into_iter().collect::<Result<Vec<Value>>>()?;
+    let list = together(asked.collect(), each::AT_ONCE).await;
+    let list = list.into_iter().collect::<Result<Vec<Value>>>()?;
     output::json(&list)?;
     Ok(0)
 }

@@ -78,7 +78,10 @@ async fn one(host: &Host, target: &str, from: Status) -> Result<(), Failure> {
             output::line(target);
             return Ok(());
         }
-        let what = format!("{verb} pod {}: no container of it is running", label(&pod));
+        let what = format!(
+            "{verb} pod {0}: no container of it is running; `podvisor inspect {0}` shows what has become of them",
+            label(&pod)
+        );
         return Err(Failure::no_such(Kind::State, what));
     }
     let client = supervisor::connect(&pod).await?;

@@ -244,17 +244,16 @@ fn purpose(work: &Workload, args: &Args) -> String {
 async fn end(host: &Host, pod: &Record, rm: bool) -> crate::error::Result<()> {
     let record = supervisor::reread(host, &pod.id).unwrap_or_else(|_| pod.clone());
     remove::stop(host, &record, END_GRACE).await?;
-    if !rm {
-        return Ok(());
+    match supervisor::reread(host, &pod.id) {
+        // Its supervisor was told to end, and has left what was still in use: our streams.
+        Err(e) if e.is_gone() => remove::unfinished(host, &pod.id, &pod.name).await,
+        Err(e) => Err(e),
+        Ok(_) if !rm => Ok(()),
+        Ok(stopped) => {
+            let found = Found::Record(Box::new(stopped));
+            remove::pod(host, &found, false, crate::pod::Parked::Undone).await
+        }
     }
-    let stopped = supervisor::reread(host, &pod.id)?;
-    remove::pod(
-        host,
-        &Found::Record(Box::new(stopped)),
-        false,
-        crate::pod::Parked::Undone,
-    )
-    .await
 }
 
 /// What the file and the flags say; with the container's name where the file has one.

@@ -18,6 +18,7 @@ use crate::proto::any;
 use crate::proto::cgroup1::metrics as v1;
 use crate::proto::cgroup2::metrics as v2;
 use crate::proto::task_v3::shim::StatsRequest;
+use crate::undo::together;
 
 use super::failure::Failure;
 use super::host::Host;
@@ -123,7 +124,8 @@ async fn look(host: &Host, targets: &[String]) -> Result<Samples, Failure> {
             found.collect::<Result<_, _>>()?
         }
     };
-    let asked = each::gather(&pods, async |pod| of_pod(pod).await).await;
+    let asked = pods.iter().map(|pod| Box::pin(of_pod(pod)));
+    let asked = together(asked.collect(), each::AT_ONCE).await;
     let mut all = Samples::new();
     for (pod, answer) in pods.iter().zip(asked) {
         match answer {

@@ -1,7 +1,7 @@
 //! What the command keeps for its own pods: a bundle, bundles and logs beside the journal, and `.names/<name>`.
 //!
-//! The command removes them with the pod. A parked pod that expires has nobody to do that: its command has left, and
-//! the name must not stay taken for ever. Must never touch a directory that a daemon gave.
+//! The command removes them with the pod. A parked pod that expires, and one whose supervisor is told to end, have nobody to
+//! do that: the name must not stay taken for ever. Must never touch a directory that a daemon gave.
 
 use std::fs::{self, File};
 use std::io;

@@ -35,7 +35,7 @@ impl Pod {
         });
     }
 
-    /// The last of a pod that nobody will come for, if that is what it is: what its command had made for it.
+    /// The last of a pod that has ended and that nobody will come for: what its command had made for it.
     pub(super) fn forget_what_is_beside(&self) {
         if !matches!(self.lock().phase, Phase::Ending) {
             return;
@@ -44,7 +44,7 @@ impl Pod {
         let name = journal.with(|r| r.name.clone());
         let id = &self.shared.options.group;
         if let Err(error) = beside::forget(journal.dir(), bundle, &name, id) {
-            tracing::warn!(%error, "remove what the command kept for the parked pod");
+            tracing::warn!(%error, "remove what the command kept for the pod");
         }
     }
 

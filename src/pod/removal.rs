@@ -149,8 +149,10 @@ impl Pod {
             job.cancel();
         }
         self.shared.containers.shorten_grace(DEFAULT_GRACE);
-        if let Err(error) = self.end(DEFAULT_GRACE, || true).await {
-            tracing::error!(%error, "undo the pod on termination");
+        match self.end(DEFAULT_GRACE, || true).await {
+            Err(error) => tracing::error!(%error, "undo the pod on termination"),
+            // Nobody has asked for a removal, and so nobody does the command's part of it.
+            Ok(()) => self.forget_what_is_beside(),
         }
     }
 

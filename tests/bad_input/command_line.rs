@@ -53,7 +53,7 @@ fn no_verb_takes_a_hostile_pod_or_namespace() {
         "command_line::no_verb_takes_a_hostile_pod_or_namespace",
         |rootfs| {
             for target in hostile() {
-                let verbs: [&[&str]; 7] = [
+                let verbs: [&[&str]; 13] = [
                     &["inspect", "--"],
                     &["exec", "--"],
                     &["logs", "--"],
@@ -61,6 +61,12 @@ fn no_verb_takes_a_hostile_pod_or_namespace() {
                     &["rm", "-f", "--"],
                     &["wait", "--"],
                     &["inspect", "--stages", "--"],
+                    &["logs", "-f", "--"],
+                    &["kill", "--"],
+                    &["pause", "--"],
+                    &["unpause", "--"],
+                    &["stats", "--"],
+                    &["events", "--"],
                 ];
                 for verb in verbs {
                     let mut line = verb.to_vec();
@@ -171,7 +177,7 @@ fn every_verb_tells_who_is_not_root_what_is_missing() {
     nothing_left(
         "command_line::every_verb_tells_who_is_not_root_what_is_missing",
         |rootfs| {
-            let verbs: [&[&str]; 10] = [
+            let verbs: [&[&str]; 15] = [
                 &["run", "--rootfs", rootfs.str(), "--", "true"],
                 &["create"],
                 &["ps"],
@@ -182,6 +188,11 @@ fn every_verb_tells_who_is_not_root_what_is_missing() {
                 &["rm", "-f", "x"],
                 &["wait", "x"],
                 &["network", "ls"],
+                &["stats"],
+                &["events"],
+                &["kill", "x"],
+                &["pause", "x"],
+                &["unpause", "x"],
             ];
             // Whoever is not root may not be allowed to look below the build directory either.
             let program = "/run/podvisor-copy";

@@ -1,4 +1,8 @@
 //! Many pods, one after another and at once.
+#![allow(
+    clippy::print_stdout,
+    reason = "figures, shown by the test runner on demand"
+)]
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
