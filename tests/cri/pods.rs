@@ -9,7 +9,7 @@ use protobuf::MessageField;
 use serde_json::Value;
 
 use crate::kubelet::{self, container, mode, sleeper};
-use crate::node::Side;
+use crate::node::{Side, supervisors};
 use crate::support::eventually;
 use crate::wire::api::*;
 use crate::wire::sandbox_config::*;
@@ -144,6 +144,7 @@ pub fn files(side: &mut Side<'_>) {
     let pod = side.kubelet.run(&config, 1).unwrap();
     let a = side.kubelet.launch(&pod, &sleeper("a")).unwrap();
     let b = side.kubelet.launch(&pod, &sleeper("b")).unwrap();
+    side.say("supervisors of the pod", supervisors(&pod.id).len());
     side.sees(
         "hostname",
         &a,

@@ -29,7 +29,7 @@ fn of_group(path: &str, names: &[&str]) -> String {
     let found = files
         .filter_map(|file| fs::read_to_string(file).ok())
         .next();
-    found.map_or("nothing".into(), |text| text.trim().to_owned())
+    found.map_or_else(|| "nothing".into(), |text| text.trim().to_owned())
 }
 
 pub fn limits(side: &mut Side<'_>) {
