@@ -288,6 +288,59 @@ fn containers_share_the_pod() {
     });
 }
 
+/// What a daemon does that goes by the answer of StartSandbox, and by no process: it takes every namespace's path and the
+/// mounts of the pod's files from there. Nothing of that is bound a second time.
+#[test]
+fn a_container_is_made_of_the_paths_that_start_has_answered() {
+    sandboxed(
+        "sandbox::a_container_is_made_of_the_paths_that_start_has_answered",
+        || {
+            let before = Snapshot::take();
+            on(async {
+                let pod = Pod::launch("p");
+                let client = pod.connect().await;
+                let request = pod.request(Some(&config("web-0")));
+                create(&client, &request).await.unwrap();
+                let answer = start(&client, "p").await.unwrap().spec;
+                assert!(any::is(&answer, any::OCI_SPEC), "{}", answer.type_url);
+                let answer: Value = serde_json::from_slice(&answer.value).unwrap();
+                assert_eq!(
+                    answer["annotations"]["io.kubernetes.cri.container-type"],
+                    "sandbox"
+                );
+                let of_pod = |spec: &mut Value| {
+                    let linux = &answer["linux"];
+                    spec["linux"]["namespaces"] = linux["namespaces"].clone();
+                    // A private one: only a pod that shares its processes gives its own.
+                    let own = spec["linux"]["namespaces"].as_array_mut().unwrap();
+                    own.retain(|n| n["type"] != "pid");
+                    own.push(json!({"type": "pid"}));
+                    spec.as_object_mut().unwrap().remove("hostname");
+                    let files = answer["mounts"].as_array().unwrap();
+                    assert_eq!(files.len(), 4);
+                    let mounts = spec["mounts"].as_array_mut().unwrap();
+                    mounts.retain(|m| files.iter().all(|f| f["destination"] != m["destination"]));
+                    mounts.extend(files.iter().cloned());
+                };
+                let script = "hostname; cat /etc/hostname; echo by-path >/dev/shm/x; \
+                    grep -cE ' /etc/(hosts|hostname|resolv.conf) | /dev/shm ' /proc/mounts";
+                let one = Container::new("one", script, of_pod);
+                one.run(&client).await;
+                assert_eq!(one.wait(&client, "").await.unwrap(), 0);
+                assert_eq!(one.printed(""), "web-0\nweb-0\n4\n");
+                one.delete(&client, "").await.unwrap();
+                let two = Container::new("two", "cat /dev/shm/x", |_| ());
+                two.run(&client).await;
+                assert_eq!(two.wait(&client, "").await.unwrap(), 0);
+                assert_eq!(two.printed(""), "by-path\n");
+                two.delete(&client, "").await.unwrap();
+                pod.shut(&client).await;
+            });
+            before.assert_unchanged();
+        },
+    );
+}
+
 /// Checklist 75 and 78: the pod's cgroup is its parent, which the caller has made and keeps.
 #[test]
 fn a_pods_cgroup_is_the_callers_and_is_measured() {
