@@ -341,40 +341,51 @@ fn a_container_is_made_of_the_paths_that_start_has_answered() {
     );
 }
 
-/// Checklist 75 and 78: the pod's cgroup is its parent, which the caller has made and keeps.
+/// Checklist 75 and 78: the pod's cgroup is its parent, which the caller has made and keeps; a path, or a slice of systemd's.
 #[test]
 fn a_pods_cgroup_is_the_callers_and_is_measured() {
     sandboxed(
         "sandbox::a_pods_cgroup_is_the_callers_and_is_measured",
         || {
-            let layout = Layout::detect().unwrap();
-            let group = Group::new(&layout, "/default/pod-of-the-kubelet").unwrap();
-            group.create().unwrap();
-            let before = Snapshot::take();
-            on(async {
-                let pod = Pod::launch("p");
-                let client = pod.connect().await;
-                let mut config = config("p");
-                config.linux.mut_or_insert_default().cgroup_parent =
-                    "/default/pod-of-the-kubelet".into();
-                pod.up(&client, &config).await;
-                let alone = check_metrics(&client, "p").await;
-                let container = Container::new("c", "sleep 1000 & sleep 1000 & wait", |spec| {
-                    spec["linux"]["cgroupsPath"] = "/default/pod-of-the-kubelet/c".into();
-                });
-                container.run(&client).await;
-                eventually(BOUND, "three processes of the container", || {
-                    let told = Group::new(&layout, "/default/pod-of-the-kubelet/c");
-                    (told.unwrap().pids().len() == 3).then_some(())
-                });
-                assert_eq!(check_metrics(&client, "p").await, alone + 3);
-                container.remove(&client).await;
-                pod.shut(&client).await;
-            });
-            before.assert_unchanged();
-            assert!(group.exists(), "it is the caller's");
+            in_a_cgroup("p", "/default/pod-of-the-kubelet", "p");
+            in_a_cgroup(
+                "q",
+                "/kubepods.slice/kubepods-pod7.slice",
+                "cri-containerd-q.scope",
+            );
         },
     );
+}
+
+/// `own` is the infra process' below `parent`.
+fn in_a_cgroup(id: &str, parent: &str, own: &str) {
+    let layout = Layout::detect().unwrap();
+    let below = |name: &str| Group::new(&layout, &format!("{parent}/{name}")).unwrap();
+    let group = Group::new(&layout, parent).unwrap();
+    group.create().unwrap();
+    let before = Snapshot::take();
+    on(async {
+        let pod = Pod::launch(id);
+        let client = pod.connect().await;
+        let mut config = config(id);
+        config.linux.mut_or_insert_default().cgroup_parent = parent.into();
+        let infra = pod.up(&client, &config).await;
+        assert_eq!(below(own).pids(), [infra]);
+        let alone = check_metrics(&client, id).await;
+        let name = format!("container-of-{id}");
+        let container = Container::new(&name, "sleep 1000 & sleep 1000 & wait", |spec| {
+            spec["linux"]["cgroupsPath"] = format!("{parent}/{name}").into();
+        });
+        container.run(&client).await;
+        eventually(BOUND, "three processes of the container", || {
+            (below(&name).pids().len() == 3).then_some(())
+        });
+        assert_eq!(check_metrics(&client, id).await, alone + 3);
+        container.remove(&client).await;
+        pod.shut(&client).await;
+    });
+    before.assert_unchanged();
+    assert!(group.exists(), "it is the caller's");
 }
 
 /// Checklist 71: a daemon removes the bundle before it shuts down what is in it.
