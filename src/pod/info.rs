@@ -60,7 +60,8 @@ impl Pod {
     /// The infra process as an OCI spec with stable namespace paths, for NRI and for callers that build containers
     /// from paths instead of a pid.
     pub fn spec(&self) -> Value {
-        self.shared.journal.with(spec)
+        let plan = self.lock().plan.clone();
+        self.shared.journal.with(|r| spec(r, plan.as_deref()))
     }
 }
 
@@ -121,7 +122,9 @@ fn namespaces(record: &Record) -> Vec<(&'static str, PathBuf)> {
     .collect()
 }
 
-fn spec(record: &Record) -> Value {
+fn spec(record: &Record, plan: Option<&Plan>) -> Value {
+    let mut annotations = record.annotations.clone();
+    annotations.extend(plan.iter().flat_map(|p| p.cri_annotations.clone()));
     let namespaces: Vec<Value> = namespaces(record)
         .into_iter()
         .map(|(kind, path)| json!({"type": kind, "path": path}))
@@ -138,7 +141,7 @@ fn spec(record: &Record) -> Value {
         "root": {"path": "/", "readonly": true},
         "hostname": record.hostname,
         "mounts": mounts,
-        "annotations": record.annotations,
+        "annotations": annotations,
         "linux": {
             "namespaces": namespaces,
             "cgroupsPath": record.infra_cgroup,
@@ -164,7 +167,7 @@ fn info(record: &Record, plan: &Plan) -> Value {
         "netNamespaceClosed": closed,
         "runtimeType": "io.containerd.podvisor.v1",
         "config": config(plan),
-        "runtimeSpec": spec(record),
+        "runtimeSpec": spec(record, Some(plan)),
         "cniResult": cni_result(record),
         "podvisor": {
             "key": record.key(),

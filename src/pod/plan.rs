@@ -86,6 +86,9 @@ pub struct Plan {
     pub labels: BTreeMap<String, String>,
     /// Annotations, of the request, the pod's configuration and the spec.
     pub annotations: BTreeMap<String, String>,
+    /// What CRI's own controller notes on the spec of a pod's first process, where NRI and others read it.
+    #[serde(skip)]
+    pub cri_annotations: BTreeMap<String, String>,
     /// Where the kubelet keeps the pod's logs.
     pub log_directory: String,
     /// config.json byte for byte, where there was one.
@@ -119,6 +122,7 @@ impl Plan {
         }
         if let Some(pod) = &request.config {
             plan.take_pod(pod)?;
+            plan.note_for_cri(&request.id, pod);
         }
         plan.annotations.extend(request.annotations);
         plan.spec = request.spec;
@@ -179,6 +183,7 @@ impl Plan {
             cgroups_path: None,
             labels: BTreeMap::new(),
             annotations: BTreeMap::new(),
+            cri_annotations: BTreeMap::new(),
             log_directory: String::new(),
             spec: None,
         }

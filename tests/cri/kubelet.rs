@@ -26,6 +26,8 @@ pub const LOGS: &str = "/run/pod-logs";
 pub struct Kubelet {
     cri: Cri,
     pub handler: String,
+    /// How long RunPodSandbox may take.
+    pub patience: Duration,
 }
 
 /// A pod that was made.
@@ -40,6 +42,14 @@ impl Kubelet {
         Self {
             cri: Cri::of(daemon),
             handler: handler.into(),
+            patience: RUN_BOUND,
+        }
+    }
+
+    /// What is left of attempts at a pod is stopped and removed.
+    pub fn clean(&mut self, name: &str) {
+        for left in self.pods().iter().filter(|p| p.metadata.name == name) {
+            self.end(&left.id);
         }
     }
 
@@ -55,7 +65,7 @@ impl Kubelet {
                 ..Default::default()
             };
             let made: Result<RunPodSandboxResponse, _> =
-                self.cri.ask("RunPodSandbox", &request, RUN_BOUND);
+                self.cri.ask("RunPodSandbox", &request, self.patience);
             match made {
                 Ok(answer) => {
                     return Ok(Pod {
@@ -66,10 +76,7 @@ impl Kubelet {
                 Err(status) if config.metadata.attempt + 1 >= tries => return Err(status),
                 Err(status) => println!("{}: {status:?}", config.metadata.name),
             }
-            let name = config.metadata.name.clone();
-            for left in self.pods().iter().filter(|p| p.metadata.name == name) {
-                self.end(&left.id);
-            }
+            self.clean(&config.metadata.name);
             config.metadata.as_mut().unwrap().attempt += 1;
         }
     }

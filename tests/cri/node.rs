@@ -7,6 +7,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
+use nix::unistd::Pid;
+
 use crate::image::{self, PAUSE};
 use crate::kubelet::{BOUND, Kubelet, pod_with};
 use crate::support::{Containerd, Scope, Snapshot, cni, eventually, require};
@@ -73,7 +75,7 @@ pub fn start(peer: &str, more: &str) -> Option<Containerd> {
             symlink(entry.path(), to).unwrap();
         }
     }
-    cni::bridge("pods", "pvcri0", "10.98.7.0/24").write();
+    network().write();
     let old = peer.name.starts_with("containerd-1.");
     let config = if old {
         format!(
@@ -102,9 +104,26 @@ pub fn start(peer: &str, more: &str) -> Option<Containerd> {
     Some(daemon)
 }
 
+/// The pods' network.
+pub fn network() -> cni::Network {
+    cni::bridge("pods", "pvcri0", "10.98.7.0/24")
+}
+
 /// Everything a pod can leave behind.
 pub fn snapshot() -> Snapshot {
     Scope::default().within(Duration::from_secs(30)).take()
+}
+
+/// The processes that serve a pod, by their command lines.
+pub fn supervisors(pod: &str) -> Vec<Pid> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let found = processes.filter_map(|entry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let line = fs::read(entry.path().join("cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).into_owned();
+        (line.contains("containerd-shim") && line.contains(pod)).then(|| Pid::from_raw(pid))
+    });
+    found.collect()
 }
 
 /// Where a handler of ours is meant to differ from containerd's own shim.

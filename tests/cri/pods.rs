@@ -9,7 +9,7 @@ use protobuf::MessageField;
 use serde_json::Value;
 
 use crate::kubelet::{self, container, mode, sleeper};
-use crate::node::Side;
+use crate::node::{Side, supervisors};
 use crate::support::eventually;
 use crate::wire::api::*;
 use crate::wire::sandbox_config::*;
@@ -19,6 +19,10 @@ pub fn life(side: &mut Side<'_>) {
     let mut config = side.config("life", |_, _| {});
     config.labels = [("app".to_owned(), "life".to_owned())].into();
     config.annotations = [("note".to_owned(), "kept".to_owned())].into();
+    let linux = config.linux.as_mut().unwrap();
+    let resources = linux.resources.mut_or_insert_default();
+    resources.cpu_shares = 512;
+    resources.memory_limit_in_bytes = 64 << 20;
     let pod = side.kubelet.run(&config, 3).unwrap();
     shown(side, "ready", &pod.id);
     let filter = PodSandboxFilter {
@@ -39,6 +43,20 @@ pub fn life(side: &mut Side<'_>) {
     side.say("info process status", text("/processStatus"));
     side.say("info netns closed", text("/netNamespaceClosed"));
     side.say("info config name", text("/config/metadata/namespace"));
+    let notes = text("/runtimeSpec/annotations");
+    let notes = notes.as_object().cloned().unwrap_or_default();
+    let notes: Vec<String> = notes
+        .iter()
+        // The image is one of podsandbox mode alone.
+        .filter(|(key, _)| key.starts_with("io.kubernetes.cri.") && !key.contains("image-name"))
+        .map(|(key, value)| {
+            let value = value.as_str().unwrap_or_default();
+            let value = value.replace(&pod.id, "ID");
+            format!("{key}={}", value.replace(&side.kubelet.handler, "H"))
+        })
+        .collect();
+    let notes: std::collections::BTreeSet<_> = notes.into_iter().collect();
+    side.say("info annotations", format!("{notes:?}"));
     let namespaces = text("/runtimeSpec/linux/namespaces");
     let namespaces = namespaces.as_array().cloned().unwrap_or_default();
     let network = namespaces.iter().find(|n| n["type"] == "network");
@@ -144,6 +162,7 @@ pub fn files(side: &mut Side<'_>) {
     let pod = side.kubelet.run(&config, 1).unwrap();
     let a = side.kubelet.launch(&pod, &sleeper("a")).unwrap();
     let b = side.kubelet.launch(&pod, &sleeper("b")).unwrap();
+    side.say("supervisors of the pod", supervisors(&pod.id).len());
     side.sees(
         "hostname",
         &a,

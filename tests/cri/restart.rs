@@ -1,15 +1,16 @@
 //! A daemon that is killed and comes back between any two steps, many pods at once, and supervisors that are killed.
 
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 use crate::kubelet::{BOUND, Kubelet, Pod, container, log, pod, sleeper};
-use crate::node::{self, HANDLERS, OnPurpose, Seen, Side, snapshot};
+use crate::node::{self, HANDLERS, OnPurpose, Seen, Side, snapshot, supervisors};
 use crate::pods;
-use crate::support::{Containerd, Sandbox, eventually};
+use crate::support::fake::{self, Act};
+use crate::support::{Containerd, Sandbox, cni, eventually};
 
 /// What is seen of one pod by one handler.
 #[derive(Default)]
@@ -197,18 +198,6 @@ fn slow_fifty_pods_at_once() {
     all_at_once("restart::slow_fifty_pods_at_once", 50);
 }
 
-/// The process that serves a pod: who holds the socket's address in its environment or arguments.
-fn supervisor(pod: &str) -> Pid {
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let found = processes.filter_map(|entry| {
-        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-        let line = fs::read(entry.path().join("cmdline")).ok()?;
-        let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        (line.contains("containerd-shim") && line.contains(pod)).then_some(pid)
-    });
-    Pid::from_raw(found.min().unwrap())
-}
-
 /// Processes of containers that still run, by a word of their command line.
 fn running(word: &str) -> usize {
     let processes = fs::read_dir("/proc").unwrap().flatten();
@@ -236,7 +225,7 @@ fn a_killed_supervisor_leaves_nothing_once_the_pod_is_removed() {
                 kubelet.launch(&pod, &container(name, &script)).unwrap();
             }
             assert_eq!(running(&word), 2);
-            kill(supervisor(&pod.id), Signal::SIGKILL).unwrap();
+            kill(supervisors(&pod.id)[0], Signal::SIGKILL).unwrap();
             kubelet.end(&pod.id);
             assert!(kubelet.pods().is_empty());
             if handler == "runc" {
@@ -298,5 +287,48 @@ fn a_pod_whose_own_process_was_killed_leaves_nothing() {
             &seen,
             &[forgotten],
         ));
+    });
+}
+
+/// A first attempt that meets a network which fails, or is slower than the caller waits: the next one comes up, and nothing
+/// is left of either.
+#[test]
+fn the_next_attempt_of_a_pod_comes_up() {
+    Sandbox::new("restart::the_next_attempt_of_a_pod_comes_up").run(|| {
+        let Some(mut daemon) = node::start("containerd-2.1", "") else {
+            return;
+        };
+        let plugins = Path::new(cni::PLUGINS);
+        let bridge = cni::real_plugins().unwrap().join("bridge");
+        let fake = fake::plugin_before(plugins, "flaky", &bridge);
+        node::network()
+            .typed("flaky")
+            .write_in(Path::new(cni::CONFIGS));
+        daemon.restart();
+        for handler in ["podvisor", "podvisor-pod"] {
+            let before = snapshot();
+            let mut kubelet = Kubelet::of(&daemon, handler);
+            fake.forget();
+            fake.on("ADD", &[Act::Exit(1), Act::OnlyFirst(1)]);
+            let second = kubelet.run(&pod(&format!("fails-{handler}")), 3).unwrap();
+            assert_eq!((second.config.metadata.attempt, fake.count("ADD")), (1, 2));
+            fake.on("ADD", &[Act::Sleep(4.0)]);
+            let mut config = pod(&format!("slow-{handler}"));
+            kubelet.patience = Duration::from_secs(1);
+            assert_eq!(kubelet.run(&config, 1).unwrap_err().code, 4);
+            fake.on("ADD", &[]);
+            kubelet.patience = BOUND;
+            // The daemon holds the first attempt's name until it has given up on it, too.
+            kubelet.clean(&config.metadata.name);
+            config.metadata.as_mut().unwrap().attempt = 1;
+            let slow = kubelet.run(&config, 2).unwrap();
+            let id = kubelet.launch(&slow, &sleeper("a")).unwrap();
+            assert_eq!(kubelet.sh(&id, "hostname"), slow.config.hostname);
+            for pod in [second, slow] {
+                kubelet.end(&pod.id);
+            }
+            kubelet.clean(&config.metadata.name);
+            before.assert_unchanged();
+        }
     });
 }

@@ -77,6 +77,11 @@ fn request(id: &str, script: &str, stdin: bool, tty: bool) -> ExecRequest {
     }
 }
 
+/// A script that waits until its terminal has this size, and prints it.
+fn sized(size: &str) -> String {
+    format!("until stty size 2>/dev/null | grep -q '{size}'; do sleep 0.1; done; stty size")
+}
+
 /// How an exec ended, as the last channel tells it.
 fn ending(text: &str) -> String {
     let status: Value = serde_json::from_str(text).unwrap_or_default();
@@ -108,17 +113,14 @@ pub fn exec(side: &mut Side<'_>) {
         "stdin",
         format!("{first:?} {out:?} {err:?} {}", ending(&end)),
     );
-    let url = side.kubelet.url(
-        "Exec",
-        &request(&id, "tty; read x; stty size; exit 4", true, true),
-    );
+    let script = format!("tty; {}; read x; exit 4", sized("33 91"));
+    let url = side.kubelet.url("Exec", &request(&id, &script, true, true));
     let mut socket = Socket::open(&url);
     let first = socket.until(1, "\n");
     socket.send(4, br#"{"Width":91,"Height":33}"#);
-    std::thread::sleep(Duration::from_millis(500));
+    let size = socket.until(1, "33 91\r\n");
     socket.send(0, b"\n");
-    let [_, out, err, end] = socket.rest();
-    let size = out.lines().last().unwrap_or_default();
+    let [_, _, err, end] = socket.rest();
     side.say(
         "terminal",
         format!("{first:?} {size:?} {err:?} {}", ending(&end)),
@@ -171,18 +173,18 @@ pub fn attach(side: &mut Side<'_>) {
         "input once",
         format!("{} {}", status.exit_code, log(&pod, "once")),
     );
-    let mut terminal = container("tty", "stty size; read x; stty size; echo bye $x");
+    let script = format!("{}; read x; echo bye $x", sized("22 77"));
+    let mut terminal = container("tty", &script);
     terminal.stdin = true;
     terminal.tty = true;
     let id = side.kubelet.launch(&pod, &terminal).unwrap();
     let url = side.kubelet.url("Attach", &request(&id, true));
     let mut socket = Socket::open(&url);
     socket.send(4, br#"{"Width":77,"Height":22}"#);
-    std::thread::sleep(Duration::from_millis(500));
+    let size = socket.until(1, "22 77\r\n");
     socket.send(0, b"now\n");
     let [_, out, ..] = socket.rest();
-    let last: Vec<_> = out.lines().rev().take(2).collect();
-    side.say("terminal", format!("{last:?}"));
+    side.say("terminal", format!("{size:?} {:?}", out.lines().last()));
     side.kubelet.ended(&id);
     side.kubelet.end(&pod.id);
 }

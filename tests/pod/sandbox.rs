@@ -288,40 +288,104 @@ fn containers_share_the_pod() {
     });
 }
 
-/// Checklist 75 and 78: the pod's cgroup is its parent, which the caller has made and keeps.
+/// What a daemon does that goes by the answer of StartSandbox, and by no process: it takes every namespace's path and the
+/// mounts of the pod's files from there. Nothing of that is bound a second time.
+#[test]
+fn a_container_is_made_of_the_paths_that_start_has_answered() {
+    sandboxed(
+        "sandbox::a_container_is_made_of_the_paths_that_start_has_answered",
+        || {
+            let before = Snapshot::take();
+            on(async {
+                let pod = Pod::launch("p");
+                let client = pod.connect().await;
+                let request = pod.request(Some(&config("web-0")));
+                create(&client, &request).await.unwrap();
+                let answer = start(&client, "p").await.unwrap().spec;
+                assert!(any::is(&answer, any::OCI_SPEC), "{}", answer.type_url);
+                let answer: Value = serde_json::from_slice(&answer.value).unwrap();
+                assert_eq!(
+                    answer["annotations"]["io.kubernetes.cri.container-type"],
+                    "sandbox"
+                );
+                let of_pod = |spec: &mut Value| {
+                    let linux = &answer["linux"];
+                    spec["linux"]["namespaces"] = linux["namespaces"].clone();
+                    // A private one: only a pod that shares its processes gives its own.
+                    let own = spec["linux"]["namespaces"].as_array_mut().unwrap();
+                    own.retain(|n| n["type"] != "pid");
+                    own.push(json!({"type": "pid"}));
+                    spec.as_object_mut().unwrap().remove("hostname");
+                    let files = answer["mounts"].as_array().unwrap();
+                    assert_eq!(files.len(), 4);
+                    let mounts = spec["mounts"].as_array_mut().unwrap();
+                    mounts.retain(|m| files.iter().all(|f| f["destination"] != m["destination"]));
+                    mounts.extend(files.iter().cloned());
+                };
+                let script = "hostname; cat /etc/hostname; echo by-path >/dev/shm/x; \
+                    grep -cE ' /etc/(hosts|hostname|resolv.conf) | /dev/shm ' /proc/mounts";
+                let one = Container::new("one", script, of_pod);
+                one.run(&client).await;
+                assert_eq!(one.wait(&client, "").await.unwrap(), 0);
+                assert_eq!(one.printed(""), "web-0\nweb-0\n4\n");
+                one.delete(&client, "").await.unwrap();
+                let two = Container::new("two", "cat /dev/shm/x", |_| ());
+                two.run(&client).await;
+                assert_eq!(two.wait(&client, "").await.unwrap(), 0);
+                assert_eq!(two.printed(""), "by-path\n");
+                two.delete(&client, "").await.unwrap();
+                pod.shut(&client).await;
+            });
+            before.assert_unchanged();
+        },
+    );
+}
+
+/// Checklist 75 and 78: the pod's cgroup is its parent, which the caller has made and keeps; a path, or a slice of systemd's.
 #[test]
 fn a_pods_cgroup_is_the_callers_and_is_measured() {
     sandboxed(
         "sandbox::a_pods_cgroup_is_the_callers_and_is_measured",
         || {
-            let layout = Layout::detect().unwrap();
-            let group = Group::new(&layout, "/default/pod-of-the-kubelet").unwrap();
-            group.create().unwrap();
-            let before = Snapshot::take();
-            on(async {
-                let pod = Pod::launch("p");
-                let client = pod.connect().await;
-                let mut config = config("p");
-                config.linux.mut_or_insert_default().cgroup_parent =
-                    "/default/pod-of-the-kubelet".into();
-                pod.up(&client, &config).await;
-                let alone = check_metrics(&client, "p").await;
-                let container = Container::new("c", "sleep 1000 & sleep 1000 & wait", |spec| {
-                    spec["linux"]["cgroupsPath"] = "/default/pod-of-the-kubelet/c".into();
-                });
-                container.run(&client).await;
-                eventually(BOUND, "three processes of the container", || {
-                    let told = Group::new(&layout, "/default/pod-of-the-kubelet/c");
-                    (told.unwrap().pids().len() == 3).then_some(())
-                });
-                assert_eq!(check_metrics(&client, "p").await, alone + 3);
-                container.remove(&client).await;
-                pod.shut(&client).await;
-            });
-            before.assert_unchanged();
-            assert!(group.exists(), "it is the caller's");
+            in_a_cgroup("p", "/default/pod-of-the-kubelet", "p");
+            in_a_cgroup(
+                "q",
+                "/kubepods.slice/kubepods-pod7.slice",
+                "cri-containerd-q.scope",
+            );
         },
     );
+}
+
+/// `own` is the infra process' below `parent`.
+fn in_a_cgroup(id: &str, parent: &str, own: &str) {
+    let layout = Layout::detect().unwrap();
+    let below = |name: &str| Group::new(&layout, &format!("{parent}/{name}")).unwrap();
+    let group = Group::new(&layout, parent).unwrap();
+    group.create().unwrap();
+    let before = Snapshot::take();
+    on(async {
+        let pod = Pod::launch(id);
+        let client = pod.connect().await;
+        let mut config = config(id);
+        config.linux.mut_or_insert_default().cgroup_parent = parent.into();
+        let infra = pod.up(&client, &config).await;
+        assert_eq!(below(own).pids(), [infra]);
+        let alone = check_metrics(&client, id).await;
+        let name = format!("container-of-{id}");
+        let container = Container::new(&name, "sleep 1000 & sleep 1000 & wait", |spec| {
+            spec["linux"]["cgroupsPath"] = format!("{parent}/{name}").into();
+        });
+        container.run(&client).await;
+        eventually(BOUND, "three processes of the container", || {
+            (below(&name).pids().len() == 3).then_some(())
+        });
+        assert_eq!(check_metrics(&client, id).await, alone + 3);
+        container.remove(&client).await;
+        pod.shut(&client).await;
+    });
+    before.assert_unchanged();
+    assert!(group.exists(), "it is the caller's");
 }
 
 /// Checklist 71: a daemon removes the bundle before it shuts down what is in it.

@@ -53,6 +53,29 @@ impl Plan {
         Ok(())
     }
 
+    pub(super) fn note_for_cri(&mut self, id: &str, pod: &PodSandboxConfig) {
+        let mut notes = vec![
+            ("container-type", "sandbox".to_owned()),
+            ("sandbox-id", id.to_owned()),
+            ("sandbox-name", self.name.clone()),
+            ("sandbox-namespace", self.pod_namespace.clone()),
+            ("sandbox-uid", self.uid.clone()),
+            ("sandbox-log-directory", self.log_directory.clone()),
+        ];
+        if let Some(sum) = pod.linux.as_ref().and_then(|l| l.resources.as_ref()) {
+            notes.extend([
+                ("sandbox-cpu-period", sum.cpu_period.to_string()),
+                ("sandbox-cpu-quota", sum.cpu_quota.to_string()),
+                ("sandbox-cpu-shares", sum.cpu_shares.to_string()),
+                ("sandbox-memory", sum.memory_limit_in_bytes.to_string()),
+            ]);
+        }
+        let notes = notes.into_iter();
+        self.cri_annotations = notes
+            .map(|(key, value)| (format!("io.kubernetes.cri.{key}"), value))
+            .collect();
+    }
+
     fn take_namespaces(&mut self, options: &NamespaceOption) -> Result<()> {
         let node = |mode: protobuf::EnumOrUnknown<NamespaceMode>| {
             mode.enum_value_or_default() == NamespaceMode::NODE
