@@ -10,6 +10,8 @@ mod cri;
 mod daemon;
 #[path = "failpoints/image.rs"]
 mod image;
+#[path = "oracle/listener.rs"]
+mod listener;
 #[path = "bench/node.rs"]
 mod node;
 #[path = "pod/kit.rs"]
