@@ -5,6 +5,7 @@
 //! the host, and a preparation that is given up leaves nothing. Must never touch the network or a container.
 
 mod files;
+mod groups;
 mod spawn;
 mod sysctl;
 

@@ -18,6 +18,7 @@ use tokio::net::unix::pipe;
 use tokio::time::timeout;
 use tracing::warn;
 
+use super::groups::Groups;
 use super::{IdMapping, InfraSpec, Namespace, check_sysctls, sysctl};
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
@@ -41,6 +42,8 @@ pub struct Prepared {
     go: pipe::Sender,
     report: pipe::Receiver,
     steps: Vec<&'static str>,
+    /// The group it has yet to be moved to by others.
+    not_born_in: Option<Groups>,
 }
 
 impl Prepared {
@@ -151,7 +154,9 @@ pub async fn prepare(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
             write_map(pid, "gid_map", &spec.gid_mappings)?;
             write_map(pid, "uid_map", &spec.uid_mappings)?;
         }
-        join_cgroups(pid, &spec.cgroup_dirs)?;
+        if let Some(groups) = prepared.not_born_in.take() {
+            groups.receive(pid)?;
+        }
         set_oom_score(pid, spec.oom_score_adj)?;
         prepared.let_go().await?;
         prepared.expect_report().await?;
@@ -208,6 +213,8 @@ fn clone_into(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
     let (wait, go) = io::pipe().context(|| "make a pipe to the infra process")?;
     let (reports, tell) = io::pipe().context(|| "make a pipe from the infra process")?;
     let joined = join_files(spec)?;
+    let groups = Groups::open(&spec.cgroup_dirs)?;
+    let tasks = groups.tasks();
     let user = match &spec.user {
         Namespace::Path(path) => Some(open_namespace(path)?),
         Namespace::Host | Namespace::New => None,
@@ -221,6 +228,7 @@ fn clone_into(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
     ]
     .into_iter()
     .chain(user.iter().map(AsRawFd::as_raw_fd))
+    .chain(tasks.iter().copied())
     .collect();
     keep.sort_unstable();
     let new = new_namespaces(spec);
@@ -234,7 +242,7 @@ fn clone_into(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
         ]);
         flags = CloneFlags::empty();
     }
-    steps.push(Step::Await(wait.as_fd()));
+    steps.extend([Step::Await(wait.as_fd()), Step::JoinCgroups(&tasks)]);
     if spec.user != Namespace::Host {
         steps.push(Step::BecomeRoot);
     }
@@ -251,9 +259,20 @@ fn clone_into(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
         Step::Exec(program.as_fd(), NAME),
     ]);
 
+    let mut born_in = groups.birthplace();
     let child = reaper
-        .register_with(|| spawn_from(&joined, flags, &steps, tell.as_fd()))
+        .register_with(|| {
+            let spawn = |group| spawn_from(&joined, flags, group, &steps, tell.as_fd());
+            if born_in.is_some()
+                && let Ok(pid) = spawn(born_in)
+            {
+                return Ok(pid);
+            }
+            born_in = None;
+            spawn(None)
+        })
         .context(|| "make the infra process")?;
+    let is_born_in = born_in.is_some();
     Ok(Prepared {
         child,
         go: pipe::Sender::from_owned_fd(OwnedFd::from(go))
@@ -261,6 +280,7 @@ fn clone_into(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
         report: pipe::Receiver::from_owned_fd(OwnedFd::from(reports))
             .context(|| "watch the pipe from the infra process")?,
         steps: steps.iter().map(Step::name).collect(),
+        not_born_in: (!is_born_in).then_some(groups),
     })
 }
 
@@ -268,12 +288,13 @@ fn clone_into(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
 fn spawn_from(
     joined: &[(OwnedFd, CloneFlags)],
     flags: CloneFlags,
+    group: Option<BorrowedFd<'_>>,
     steps: &[Step<'_>],
     report: BorrowedFd<'_>,
 ) -> Result<i32> {
     let spawn = || {
         // A mount namespace is born with all its parent's mounts.
-        clone::spawn(flags, steps, report)
+        clone::spawn_in(group, flags, steps, report)
             .map_err(|e| Error::mount(format_args!("clone into {flags:?}"), e))
     };
     if joined.is_empty() {
@@ -348,15 +369,6 @@ fn write_map(pid: i32, name: &str, maps: &[IdMapping]) -> Result<()> {
         )
         .as_kind(Kind::Invalid)
     })
-}
-
-fn join_cgroups(pid: i32, dirs: &[std::path::PathBuf]) -> Result<()> {
-    for dir in dirs {
-        let file = dir.join("cgroup.procs");
-        fs::write(&file, pid.to_string())
-            .context(|| format!("put the infra process into {}", file.display()))?;
-    }
-    Ok(())
 }
 
 /// Lowering it needs a privilege that a nested or rootless supervisor does not have: then it is 0, to which the kernel lets

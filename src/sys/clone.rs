@@ -27,6 +27,8 @@ pub enum Step<'a> {
     Join(BorrowedFd<'a>, CloneFlags),
     /// Goes on in a second clone, in these new namespaces, that is a child of *our* parent; its pid is reported.
     CloneAgain(CloneFlags),
+    /// Writes `0`, itself, to each of these open files: v1's `tasks`.
+    JoinCgroups(&'a [RawFd]),
     /// User and group 0 of its user namespace, no further groups.
     BecomeRoot,
     /// Sets the host name of its uts namespace.
@@ -53,6 +55,7 @@ impl Step<'_> {
             Self::Report => "report",
             Self::Join(..) => "join a namespace",
             Self::CloneAgain(_) => "clone again",
+            Self::JoinCgroups(_) => "join its cgroups",
             Self::BecomeRoot => "become root of its user namespace",
             Self::Hostname(_) => "set the host name",
             Self::PrivateMounts => "make its mounts private",
@@ -96,6 +99,16 @@ impl Report {
 /// The child starts the program with all signals at their defaults and TERM, INT and CHLD blocked, so that one sent
 /// before the program waits for them is not lost. Its exit is told by SIGCHLD as any child's.
 pub fn spawn(flags: CloneFlags, steps: &[Step<'_>], report: BorrowedFd<'_>) -> io::Result<i32> {
+    spawn_in(None, flags, steps, report)
+}
+
+/// The same, in a cgroup of v2, which is an open directory. Unsupported where there is no clone3, or none that can this.
+pub fn spawn_in(
+    group: Option<BorrowedFd<'_>>,
+    flags: CloneFlags,
+    steps: &[Step<'_>],
+    report: BorrowedFd<'_>,
+) -> io::Result<i32> {
     let report = report.as_raw_fd();
     let mut old = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: both sets are initialised by the calls before they are read. All signals are blocked over the clone: the
@@ -108,7 +121,10 @@ pub fn spawn(flags: CloneFlags, steps: &[Step<'_>], report: BorrowedFd<'_>) -> i
     // SAFETY: memory is not shared (no CLONE_VM), so the child may go on on its copy of this stack; it runs `child`,
     // which keeps to the promise of this module and does not return.
     let pid = unsafe {
-        let pid = raw_clone(flags);
+        let pid = match group {
+            None => raw_clone(flags),
+            Some(group) => raw_clone_in(group, flags),
+        };
         if pid == 0 {
             child(steps, report);
         }
@@ -129,6 +145,22 @@ pub(super) unsafe fn raw_clone(flags: CloneFlags) -> i32 {
     // SAFETY: a null stack without CLONE_VM means the copy of ours; the other arguments are unused with these flags,
     // so their order, which differs between machines, does not matter.
     unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, 0_usize, 0_usize, 0_usize) as i32 }
+}
+
+/// The same in a cgroup of v2.
+///
+/// # Safety
+/// As of `raw_clone`.
+unsafe fn raw_clone_in(group: BorrowedFd<'_>, flags: CloneFlags) -> i32 {
+    // CLONE_INTO_CGROUP, linux/sched.h: not in 32 bits, where nix and older headers have their flags.
+    const INTO_CGROUP: u64 = 0x2_0000_0000;
+    // SAFETY: all zero is a valid value, and means "not asked for" for each field.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = u64::from(flags.bits().cast_unsigned()) | INTO_CGROUP;
+    args.exit_signal = libc::SIGCHLD as u64;
+    args.cgroup = group.as_raw_fd() as u64;
+    // SAFETY: the kernel reads as many bytes as it is told; a null stack as in `raw_clone`.
+    unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) as i32 }
 }
 
 /// The child's life until exec.
@@ -198,6 +230,14 @@ unsafe fn run(step: &Step<'_>, number: u32, report: RawFd) -> i32 {
                 }
                 _ => errno(),
             },
+            Step::JoinCgroups(files) => {
+                for fd in files {
+                    if libc::syscall(libc::SYS_write, *fd, c"0".as_ptr(), 1_usize) < 0 {
+                        return errno();
+                    }
+                }
+                0
+            }
             Step::BecomeRoot => {
                 // Refused where setgroups is denied; then there is nothing to drop that would matter.
                 libc::syscall(libc::SYS_setgroups, 0, ptr::null::<libc::gid_t>());
