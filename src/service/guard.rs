@@ -55,6 +55,7 @@ async fn timed<T>(
         Ok(_) => tracing::debug!(method, took_us, "call"),
         Err(error) => tracing::info!(method, took_us, %error, "call failed"),
     }
+    super::tidy::after(method);
     result
 }
 

@@ -7,6 +7,7 @@ mod guard;
 mod sandbox;
 mod streaming;
 mod task;
+mod tidy;
 
 use std::collections::HashMap;
 use std::sync::Arc;

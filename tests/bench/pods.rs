@@ -87,6 +87,7 @@ fn bench_pod_of_our_own() {
                 let shut = begun.elapsed();
                 drop(client);
                 pod.left();
+                settle();
                 if round > 0 {
                     table.time("CreateSandbox, no network", "podvisor", took[0]);
                     table.time("StartSandbox, no network", "podvisor", took[1]);
@@ -98,6 +99,11 @@ fn bench_pod_of_our_own() {
         daemon::all_gone();
         table.print(&load());
     });
+}
+
+/// The kernel takes a netns apart in the background and holds the lock that the next one needs meanwhile.
+fn settle() {
+    std::thread::sleep(Duration::from_millis(200));
 }
 
 async fn up(pod: &Pod, client: &Client, config: &PodSandboxConfig) -> [Duration; 2] {
@@ -130,6 +136,7 @@ async fn chain(table: &mut Table) {
             pod::shutdown(&client, &pod.id).await.unwrap();
             drop(client);
             pod.left();
+            settle();
             let mut bare = Duration::ZERO;
             for _ in 0..plugins {
                 let mut plugin = std::process::Command::new(&floor);
