@@ -10,7 +10,7 @@ use crate::cri::Cri;
 use crate::image::{self, PAUSE};
 use crate::rig;
 use crate::support::grpc::Message;
-use crate::support::{Containerd, cni, eventually, require};
+use crate::support::{Containerd, cni, require};
 use crate::table::GO;
 
 const BOUND: Duration = Duration::from_secs(60);
@@ -88,13 +88,7 @@ pub enum Network {
 pub fn start(network: Network) -> Option<Containerd> {
     rig::use_released();
     let peer = require::peer("containerd-2.1")?;
-    let real = cni::real_plugins()?;
-    for entry in fs::read_dir(&real).unwrap().flatten() {
-        let to = Path::new(cni::PLUGINS).join(entry.file_name());
-        if entry.path().is_file() && !to.exists() {
-            fs::copy(entry.path(), to).unwrap();
-        }
-    }
+    cni::use_real_plugins()?;
     match network {
         Network::Bridge => drop(
             cni::bridge("bench", "pvbench0", "10.98.0.0/16")
@@ -113,15 +107,7 @@ pub fn start(network: Network) -> Option<Containerd> {
          [plugins.\"io.containerd.cri.v1.images\".pinned_images]\nsandbox = \"{PAUSE}\"\n"
     );
     let daemon = Containerd::builder(&peer).config(&config).start();
-    let dir = tempfile::tempdir().unwrap();
-    let tar = image::pause(dir.path());
-    daemon
-        .ctr(&["-n", "k8s.io", "images", "import", tar.to_str().unwrap()])
-        .ok();
-    let mut cri = Cri::of(&daemon);
-    eventually(BOUND, "CRI knows the image", || {
-        cri.has_image(PAUSE).then_some(())
-    });
+    image::import(&daemon);
     Some(daemon)
 }
 

@@ -126,13 +126,7 @@ pub struct Node {
 impl Node {
     fn start(setup: Setup) -> Option<Self> {
         let peer = require::peer(&setup.peer)?;
-        let real = cni::real_plugins()?;
-        for entry in fs::read_dir(&real).unwrap().flatten() {
-            let to = Path::new(cni::PLUGINS).join(entry.file_name());
-            if entry.path().is_file() && !to.exists() {
-                symlink(entry.path(), to).unwrap();
-            }
-        }
+        let real = cni::use_real_plugins()?;
         let plugin = env!("CARGO_BIN_EXE_podvisor-cni");
         symlink(plugin, Path::new(cni::PLUGINS).join("podvisor-cni")).unwrap();
         let bridge = fake::plugin_before(Path::new(cni::PLUGINS), "slow", &real.join("bridge"));
@@ -166,14 +160,7 @@ impl Node {
             builder = builder.env(name, value);
         }
         let daemon = builder.start();
-        let dir = tempfile::tempdir().unwrap();
-        let tar = image::pause(dir.path());
-        let import = ["-n", "k8s.io", "images", "import", tar.to_str().unwrap()];
-        daemon.ctr(&import).ok();
-        let mut cri = Cri::of(&daemon);
-        eventually(BOUND, "CRI knows the image", || {
-            cri.has_image(PAUSE).then_some(())
-        });
+        image::import(&daemon);
         Some(Self { daemon, bridge })
     }
 

@@ -3,15 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::time::Duration;
 
 use nix::unistd::Pid;
 
 use crate::image::{self, PAUSE};
-use crate::kubelet::{BOUND, Kubelet, pod_with};
-use crate::support::{Containerd, Scope, Snapshot, cni, eventually, require};
+use crate::kubelet::{Kubelet, pod_with};
+use crate::support::{Containerd, Scope, Snapshot, cni, require};
 use crate::wire::sandbox_config::*;
 
 /// containerd's own shim, ours as sandbox controller, ours for a pause container.
@@ -65,15 +63,9 @@ impl<'a> Side<'a> {
 /// The daemon with everything a pod needs; None where it is not installed.
 pub fn start(peer: &str, more: &str) -> Option<Containerd> {
     let peer = require::peer(peer)?;
-    let real = cni::real_plugins()?;
+    cni::use_real_plugins()?;
     if !require::tool("runc") {
         return None;
-    }
-    for entry in fs::read_dir(&real).unwrap().flatten() {
-        let to = Path::new(cni::PLUGINS).join(entry.file_name());
-        if entry.path().is_file() && !to.exists() {
-            symlink(entry.path(), to).unwrap();
-        }
     }
     network().write();
     let old = peer.name.starts_with("containerd-1.");
@@ -93,14 +85,7 @@ pub fn start(peer: &str, more: &str) -> Option<Containerd> {
         )
     };
     let daemon = Containerd::builder(&peer).config(&(config + more)).start();
-    let dir = tempfile::tempdir().unwrap();
-    let tar = image::pause(dir.path());
-    let import = ["-n", "k8s.io", "images", "import", tar.to_str().unwrap()];
-    daemon.ctr(&import).ok();
-    let mut cri = crate::cri::Cri::of(&daemon);
-    eventually(BOUND, "CRI knows the image", || {
-        cri.has_image(PAUSE).then_some(())
-    });
+    image::import(&daemon);
     Some(daemon)
 }
 

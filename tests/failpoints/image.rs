@@ -4,17 +4,31 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::support::require;
+use crate::cri::Cri;
+use crate::support::{Containerd, eventually, require};
 
 /// What it is called.
 pub const PAUSE: &str = "localhost/podvisor-pause:1";
 
+/// Gives it to a daemon, and waits until CRI knows it.
+pub fn import(daemon: &Containerd) {
+    let dir = tempfile::tempdir().unwrap();
+    let tar = pause(dir.path());
+    let import = ["-n", "k8s.io", "images", "import", tar.to_str().unwrap()];
+    daemon.ctr(&import).ok();
+    let mut cri = Cri::of(daemon);
+    eventually(Duration::from_secs(90), "CRI knows the image", || {
+        cri.has_image(PAUSE).then_some(())
+    });
+}
+
 /// Makes the tar in `dir`.
-pub fn pause(dir: &Path) -> PathBuf {
+fn pause(dir: &Path) -> PathBuf {
     let (root, layout) = (dir.join("root"), dir.join("layout"));
     let blobs = layout.join("blobs/sha256");
     fs::create_dir_all(root.join("bin")).unwrap();

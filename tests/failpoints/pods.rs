@@ -1,8 +1,6 @@
 //! Through CRI, in containerd's podsandbox mode: the scenarios of its own `sandbox_run_rollback` tests, and the same with
 //! other methods failing.
 
-use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use crate::cri::Cri;
@@ -10,17 +8,10 @@ use crate::image::{self, PAUSE};
 use crate::support::{Containerd, Snapshot, cni, eventually, require, sandboxed};
 use crate::{RUNTIME, annotations};
 
-const BOUND: Duration = Duration::from_secs(60);
-
 /// A containerd 2.1 that runs pods with our failing shim, and its pause image.
 pub fn daemon() -> Option<Containerd> {
     let peer = require::peer("containerd-2.1")?;
-    for entry in fs::read_dir(cni::real_plugins()?).unwrap().flatten() {
-        let to = Path::new(cni::PLUGINS).join(entry.file_name());
-        if entry.path().is_file() && !to.exists() {
-            fs::copy(entry.path(), to).unwrap();
-        }
-    }
+    cni::use_real_plugins()?;
     cni::bridge("cri", "podvcri0", "10.98.2.0/24").write();
     let plugin = "plugins.\"io.containerd.cri.v1.runtime\"";
     let handler = |name: &str, more: &str| {
@@ -36,14 +27,7 @@ pub fn daemon() -> Option<Containerd> {
         handler("fp-shim", "sandboxer = \"shim\""),
     );
     let daemon = Containerd::builder(&peer).config(&config).start();
-    let dir = tempfile::tempdir().unwrap();
-    let tar = image::pause(dir.path());
-    let import = ["-n", "k8s.io", "images", "import", tar.to_str().unwrap()];
-    daemon.ctr(&import).ok();
-    let mut cri = Cri::of(&daemon);
-    eventually(BOUND, "CRI knows the image", || {
-        cri.has_image(PAUSE).then_some(())
-    });
+    image::import(&daemon);
     Some(daemon)
 }
 

@@ -14,12 +14,7 @@ const LOGS: &str = "/run/pod-logs";
 
 fn daemon() -> Option<Containerd> {
     let peer = require::peer("containerd-2.1")?;
-    for entry in fs::read_dir(cni::real_plugins()?).unwrap().flatten() {
-        let to = Path::new(cni::PLUGINS).join(entry.file_name());
-        if entry.path().is_file() && !to.exists() {
-            fs::copy(entry.path(), to).unwrap();
-        }
-    }
+    cni::use_real_plugins()?;
     cni::bridge("cri", "podvstr0", "10.98.3.0/24").write();
     let plugin = "plugins.\"io.containerd.cri.v1.runtime\"";
     let config = format!(
@@ -28,14 +23,7 @@ fn daemon() -> Option<Containerd> {
          [plugins.\"io.containerd.cri.v1.images\".pinned_images]\nsandbox = \"{PAUSE}\"\n"
     );
     let daemon = Containerd::builder(&peer).config(&config).start();
-    let dir = tempfile::tempdir().unwrap();
-    let tar = image::pause(dir.path());
-    let import = ["-n", "k8s.io", "images", "import", tar.to_str().unwrap()];
-    daemon.ctr(&import).ok();
-    let mut cri = Cri::of(&daemon);
-    eventually(BOUND, "CRI knows the image", || {
-        cri.has_image(PAUSE).then_some(())
-    });
+    image::import(&daemon);
     Some(daemon)
 }
 
