@@ -344,6 +344,14 @@ impl NetworkRecord {
         )
     }
 
+    /// Waits until nobody watches any more, who has read then what [`note_end`](Self::note_end) told; at most `limit`.
+    pub async fn told(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while self.is_watched() && Instant::now() < end {
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// What was taken over is all there, and is what the same ADDs would give now: same boot, same arguments, the netns
     /// (and the user namespace that it is to belong to) pinned, a result on disk for each attachment and no DEL.
     pub fn is_whole(&self, before: &Holder, now: &Holder, user: userns::Wanted<'_>) -> bool {

@@ -29,6 +29,9 @@ const LOOK: Duration = Duration::from_millis(200);
 const CALLER_LOOKS: u32 = 10;
 const CALLER_PAUSE: Duration = Duration::from_millis(10);
 
+/// For those who watch under another id to read why there is no network: they look every 50 ms, when the machine lets them.
+const HEARING: Duration = Duration::from_secs(2);
+
 impl Pod {
     /// ShutdownSandbox of a creation that nobody waits for: everything is undone but the network. None: that does not
     /// apply, and the pod is to be undone whole.
@@ -126,7 +129,10 @@ impl Pod {
         }
         let forgotten = match record.owes_del() {
             true => record.let_go(),
-            false => record.remove(),
+            false => {
+                record.told(HEARING).await;
+                record.remove()
+            }
         };
         forgotten.unwrap_or_else(|error| tracing::warn!(%error, "record of the network left"));
     }
