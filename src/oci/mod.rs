@@ -299,6 +299,10 @@ impl Runtime {
             let kind = if e.is_gone() { Kind::Other } else { e.kind() };
             e.as_kind(kind).within(format!("run {program} {name}"))
         })?;
+        let failed = output.timed_out || output.exit.code != 0;
+        let logged = log.as_deref().filter(|_| failed);
+        let logged = logged.and_then(|l| failure::last_error(l, before));
+        own_log.map(fs::remove_file);
         if output.timed_out {
             return Err(Error::new(
                 Kind::Deadline,
@@ -308,12 +312,9 @@ impl Runtime {
                 ),
             ));
         }
-        if output.exit.code == 0 {
-            own_log.map(fs::remove_file);
+        if !failed {
             return Ok(output);
         }
-        let logged = log.as_deref().and_then(|l| failure::last_error(l, before));
-        own_log.map(fs::remove_file);
         let (kind, text) = failure::explain(logged, &output);
         Err(Error::new(kind, format!("run {program} {name}: {text}")))
     }
