@@ -103,24 +103,33 @@ pub fn dead_doors(config: &Config) -> Vec<PathBuf> {
 
 /// cgroups of jobs that were killed; by their names, as "/podvisor/cni-123".
 pub fn dead_groups(config: &Config) -> Vec<PathBuf> {
-    let parent = Layout::detect().and_then(|layout| Group::new(&layout, &config.cgroup_parent));
-    let Ok(parent) = parent else {
+    let Ok(layout) = Layout::detect() else {
+        return Vec::new();
+    };
+    let Ok(parent) = Group::new(&layout, &config.cgroup_parent) else {
         return Vec::new();
     };
     let mut dead = BTreeSet::new();
-    for dir in parent.dirs() {
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            let pid = name.strip_prefix(GROUP).and_then(|pid| pid.parse().ok());
-            // One whose process has just made it has nobody in it yet.
-            let is_dead = |pid| Identity::of(pid).is_err() && procs_of(&entry.path()).is_empty();
-            if pid.is_some_and(is_dead) {
-                dead.insert(Path::new(parent.path()).join(&*name));
-            }
+    for entry in parent
+        .dirs()
+        .iter()
+        .flat_map(fs::read_dir)
+        .flatten()
+        .flatten()
+    {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let pid = name.strip_prefix(GROUP).and_then(|pid| pid.parse().ok());
+        if pid.is_some_and(|pid| Identity::of(pid).is_err()) {
+            dead.insert(format!("{}/{name}", parent.path()));
         }
     }
-    dead.into_iter().collect()
+    // One whose process has just made it has nobody in it yet.
+    let is_empty = |name: &String| Group::new(&layout, name).is_ok_and(|g| g.pids().is_empty());
+    dead.into_iter()
+        .filter(is_empty)
+        .map(PathBuf::from)
+        .collect()
 }
 
 /// Removes one of them; what has somebody in it stays.
@@ -128,10 +137,6 @@ pub fn remove_dead_group(name: &Path) -> Result<()> {
     let group = Group::new(&Layout::detect()?, &name.to_string_lossy())?;
     group.remove_if_empty();
     Ok(())
-}
-
-fn procs_of(group: &Path) -> String {
-    fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default()
 }
 
 fn run(config: &Config, label: &str, task: &Task<'_>, starter: UnixStream) -> Result<()> {
