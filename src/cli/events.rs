@@ -210,7 +210,7 @@ impl Watch<'_> {
             new.push(now(event, name(), BTreeMap::new()));
         }
         let state = ps::state(record);
-        if state != seen.state && state == "dead" {
+        if state != seen.state && state == ps::DEAD {
             new.push(now("die", None, BTreeMap::new()));
         }
         new.sort_by_key(|event| event.at);
@@ -285,7 +285,7 @@ impl Watch<'_> {
 impl Seen {
     /// Its supervisor was alive at the last look, and is no more.
     fn has_died(&self) -> bool {
-        !matches!(self.state, "dead" | "stopped")
+        !matches!(self.state, ps::DEAD | ps::STOPPED)
             && !self.supervisor.is_some_and(|process| process.is_alive())
     }
 }
@@ -349,11 +349,11 @@ fn of_record(record: &Record) -> Vec<Event> {
         push(at, "stage", None, detail, key(&what, stage.at_us));
     }
     for moment in &record.history {
-        let (name, what) = match moment.event {
+        let name = match moment.event {
             // Told by its stages' errors too, but not where it has none.
             history::Event::Undo if moment.took_us.is_none() => continue,
-            history::Event::TimedOut => ("timed_out", "timed_out"),
-            other => (other.as_str(), other.as_str()),
+            history::Event::TimedOut => "timed_out",
+            other => other.as_str(),
         };
         let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let detail = vec![
@@ -361,7 +361,7 @@ fn of_record(record: &Record) -> Vec<Event> {
             ("error", json!(moment.error)),
             ("times", json!((moment.times > 1).then_some(moment.times))),
         ];
-        let key = format!("{what} {} {} {}", moment.detail, moment.at_us, moment.times);
+        let key = format!("{name} {} {} {}", moment.detail, moment.at_us, moment.times);
         push(after(moment.at_us), name, None, detail, key);
     }
     if let Some(at) = record.ready_at {

@@ -62,7 +62,7 @@ impl Pods {
                 Found::Record(r) if r.is_supervised() => {
                     pods.add(r.activity().name(), r.activity_age().as_secs_f64());
                 }
-                Found::Record(_) => pods.add("dead", 0.0),
+                Found::Record(_) => pods.add(ps::DEAD, 0.0),
                 Found::Broken { .. } => pods.add(ps::UNRECOVERED, 0.0),
             }
         }

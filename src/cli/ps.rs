@@ -122,7 +122,7 @@ impl Shown<'_> {
 
     /// Stopped and not ready pods; what is dead or unrecovered is shown always, because it needs somebody.
     fn is_over(&self) -> bool {
-        matches!(self.state, "stopped" | "not ready")
+        matches!(self.state, STOPPED | "not ready")
     }
 
     fn listed(&self) -> Listed<'_> {
@@ -152,7 +152,7 @@ impl Shown<'_> {
 pub fn state(record: &Record) -> &'static str {
     match record.state {
         // Undone without a supervisor: there is none that could have died.
-        State::Stopped if record.supervisor.is_none() => return "stopped",
+        State::Stopped if record.supervisor.is_none() => return STOPPED,
         _ if !record.is_supervised() => return DEAD,
         _ => {}
     }
@@ -162,7 +162,7 @@ pub fn state(record: &Record) -> &'static str {
         State::Ready => "ready",
         State::Parked => "parked",
         State::NotReady => "not ready",
-        State::Stopped => "stopped",
+        State::Stopped => STOPPED,
         State::TaskOnly => "task only",
     }
 }
@@ -181,7 +181,10 @@ fn told_state(record: &Record, state: &'static str) -> String {
 }
 
 /// The state of a pod whose supervisor has died.
-const DEAD: &str = "dead";
+pub const DEAD: &str = "dead";
+
+/// The state of a pod that was stopped.
+pub const STOPPED: &str = "stopped";
 
 /// The state of a pod whose record cannot be read.
 pub const UNRECOVERED: &str = "unrecovered";
