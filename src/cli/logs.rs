@@ -111,20 +111,16 @@ async fn follow(
         if let Some(reader) = &mut reader {
             reader.pass_on(show)?;
         }
-        match Reader::open(path) {
-            // Rotated, or there at last. What was in the old file has just been read.
-            Ok(fresh)
-                if reader
-                    .as_ref()
-                    .is_none_or(|old| old.file_id != fresh.file_id) =>
-            {
-                if let Some(old) = &mut reader {
-                    old.pass_on(show)?;
-                }
+        let present = file_id(path);
+        if present.is_some() && present != reader.as_ref().map(|r| r.file_id) {
+            // Rotated, or there at last. What was written to the old file since then comes first.
+            if let Some(old) = &mut reader {
+                old.pass_on(show)?;
+            }
+            if let Ok(fresh) = Reader::open(path) {
                 reader = Some(fresh);
                 continue;
             }
-            _ => {}
         }
         show.flush()?;
         if over {
@@ -132,6 +128,11 @@ async fn follow(
         }
         tokio::time::sleep(LOOK_AGAIN).await;
     }
+}
+
+/// Device and inode of what is at a path; None: nothing is.
+fn file_id(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).map(|m| (m.dev(), m.ino())).ok()
 }
 
 /// A log file, read line by line; the last line may not be whole yet.
