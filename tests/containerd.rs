@@ -22,32 +22,15 @@ fn echo_under(peer: &str, name: &str) {
         let (daemon, rootfs) = (Containerd::start(&peer), rootfs::make());
         let before = Snapshot::take();
         for id in ["x", "y"] {
-            let run = [
-                "run",
-                "--rm",
-                "--runtime",
-                RUNTIME,
-                "--rootfs",
-                rootfs.str(),
-                id,
-                "/bin/echo",
-                "hi",
-            ];
-            assert_eq!(daemon.ctr(&run).ok().stdout, "hi\n");
+            let run = daemon.run_once(RUNTIME, &rootfs, id, &["/bin/echo", "hi"]);
+            assert_eq!(
+                run.ok().stdout,
+                "hi
+"
+            );
         }
-        let run = [
-            "run",
-            "--rm",
-            "--runtime",
-            RUNTIME,
-            "--rootfs",
-            rootfs.str(),
-            "z",
-            "/bin/sh",
-            "-c",
-            "exit 7",
-        ];
-        assert_eq!(daemon.ctr(&run).code, Some(7));
+        let run = daemon.run_once(RUNTIME, &rootfs, "z", &["/bin/sh", "-c", "exit 7"]);
+        assert_eq!(run.code, Some(7));
         before.assert_unchanged();
     });
 }

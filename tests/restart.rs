@@ -54,17 +54,9 @@ fn under_with(
         let mut daemon = builder.start();
         let rootfs = rootfs::make();
         // The first container makes what all share: the parent of their cgroups.
-        let warm = [
-            "run",
-            "--rm",
-            "--runtime",
-            RUNTIME,
-            "--rootfs",
-            rootfs.str(),
-            "warm",
-            "/bin/true",
-        ];
-        daemon.ctr(&warm).ok();
+        daemon
+            .run_once(RUNTIME, &rootfs, "warm", &["/bin/true"])
+            .ok();
         let before = Snapshot::take();
         body(&mut daemon, &rootfs);
         let changes = || {

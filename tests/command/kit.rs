@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::support::bin::{self, Output, PODVISOR};
 use crate::support::rootfs::{self, Rootfs};
-use crate::support::{Snapshot, cni, eventually, podvisor, sandboxed};
+use crate::support::{Sandbox, Snapshot, cni, eventually, podvisor};
 
 /// For what may take as long as a loaded machine needs; reaching it means a hang.
 pub const BOUND: Duration = Duration::from_secs(60);
@@ -58,7 +58,16 @@ impl Kit {
 
 /// Runs `body` on a machine of its own and checks that nothing is left of it.
 pub fn on_a_machine(name: &str, body: impl FnOnce(&Kit)) {
-    sandboxed(name, || {
+    on(Sandbox::new(name), body);
+}
+
+/// The same for what takes longer.
+pub fn on_a_machine_within(name: &str, bound: Duration, body: impl FnOnce(&Kit)) {
+    on(Sandbox::new(name).bound(bound), body);
+}
+
+fn on(machine: Sandbox<'_>, body: impl FnOnce(&Kit)) {
+    machine.run(|| {
         let kit = Kit {
             rootfs: rootfs::make(),
         };

@@ -10,23 +10,16 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Sandbox, Snapshot, cni, podvisor, rootfs};
 
-use crate::kit::Kit;
+use crate::kit::{Kit, on_a_machine_within};
 
 #[test]
 fn two_hundred_pods_run_and_removed_leave_nothing() {
     let name = "many::two_hundred_pods_run_and_removed_leave_nothing";
-    Sandbox::new(name).bound(Duration::from_secs(500)).run(|| {
-        let kit = Kit {
-            rootfs: rootfs::make(),
-        };
-        cni::bridge("testnet", "pvt0", "10.87.1.0/24")
-            .portmap()
-            .write();
-        let before = Snapshot::take();
+    on_a_machine_within(name, Duration::from_secs(500), |kit| {
         let next = AtomicU32::new(0);
         std::thread::scope(|scope| {
             for worker in 0..4 {
-                let (kit, next) = (&kit, &next);
+                let (kit, next) = (kit, &next);
                 scope.spawn(move || {
                     while next.fetch_add(1, Ordering::Relaxed) < 200 {
                         let name = format!("worker-{worker}");
@@ -39,7 +32,6 @@ fn two_hundred_pods_run_and_removed_leave_nothing() {
                 });
             }
         });
-        before.assert_unchanged();
     });
 }
 
@@ -252,24 +244,15 @@ fn starts(name: &str, alone: usize, at_once: usize) {
 fn fl_052_short_lives_that_are_stopped_as_they_end_leave_no_supervisor() {
     let name = "many::fl_052_short_lives_that_are_stopped_as_they_end_leave_no_supervisor";
     let pods: u32 = if crate::support::slow() { 1000 } else { 40 };
-    Sandbox::new(name).bound(Duration::from_secs(900)).run(|| {
-        let kit = Kit {
-            rootfs: rootfs::make(),
-        };
-        cni::bridge("testnet", "pvt0", "10.87.1.0/24")
-            .portmap()
-            .write();
-        let before = Snapshot::take();
+    on_a_machine_within(name, Duration::from_secs(900), |kit| {
         let begun = Instant::now();
         std::thread::scope(|scope| {
             for n in 0..pods {
-                let kit = &kit;
                 std::thread::sleep((begun + EVERY * n).saturating_duration_since(Instant::now()));
                 scope.spawn(move || short_life(kit, n));
             }
         });
         println!("{pods} short lives in {:?}", begun.elapsed());
-        before.assert_unchanged();
     });
 }
 

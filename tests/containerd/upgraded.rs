@@ -52,16 +52,7 @@ fn a_container_lives_through_upgrades_of_its_daemon() {
         };
         let (mut daemon, rootfs) = (Containerd::start(first), rootfs::make());
         daemon
-            .ctr(&[
-                "run",
-                "--rm",
-                "--runtime",
-                RUNTIME,
-                "--rootfs",
-                rootfs.str(),
-                "warm",
-                "/bin/true",
-            ])
+            .run_once(RUNTIME, &rootfs, "warm", &["/bin/true"])
             .ok();
         let before = Snapshot::take();
         begin(&daemon, &rootfs, "c0");

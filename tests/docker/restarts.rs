@@ -6,6 +6,9 @@ use super::engine::{BOUND, Engine, IMAGE};
 use super::lives::Seen;
 use crate::support::eventually;
 
+/// Writes a line ten times a second.
+const COUNTS: &str = "i=0; while :; do echo line $i; i=$((i+1)); sleep 0.1; done";
+
 fn detached(engine: &Engine, runtime: &str, name: &str, options: &[&str], script: &str) {
     let mut args = vec!["run", "-d", "--runtime", runtime, "--name", name];
     args.extend(options);
@@ -15,13 +18,7 @@ fn detached(engine: &Engine, runtime: &str, name: &str, options: &[&str], script
 
 /// Everything is as before, and nothing that was printed meanwhile is lost.
 pub fn with_live_restore(engine: &mut Engine, runtime: &str, seen: &mut Seen) {
-    detached(
-        engine,
-        runtime,
-        "runs",
-        &[],
-        "i=0; while :; do echo line $i; i=$((i+1)); sleep 0.1; done",
-    );
+    detached(engine, runtime, "runs", &[], COUNTS);
     detached(engine, runtime, "paused", &[], "sleep 1000");
     engine.docker(&["pause", "paused"]).ok();
     detached(engine, runtime, "ended", &[], "exit 4");
@@ -115,13 +112,7 @@ pub fn without_live_restore(engine: &mut Engine, runtime: &str, seen: &mut Seen)
 
 /// The engine's containerd is killed and comes back: the containers are as they were, and dockerd is told of their ends.
 pub fn with_another_containerd(engine: &mut Engine, runtime: &str, seen: &mut Seen) {
-    detached(
-        engine,
-        runtime,
-        "runs",
-        &[],
-        "i=0; while :; do echo line $i; i=$((i+1)); sleep 0.1; done",
-    );
+    detached(engine, runtime, "runs", &[], COUNTS);
     detached(
         engine,
         runtime,

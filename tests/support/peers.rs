@@ -1,6 +1,7 @@
 //! Private containerds: own root, state and socket, this build's shim first in `PATH`, killed with the value.
 //! Start them in a sandbox only; its `/run` and `/var/lib/containerd` are theirs.
 
+use super::rootfs::Rootfs;
 use super::{Output, bin, require, run};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -135,6 +136,20 @@ impl Containerd {
     /// Runs its own `ctr` for at most two minutes.
     pub fn ctr(&self, args: &[&str]) -> Output {
         run(self.ctr_command().args(args), Duration::from_secs(120))
+    }
+
+    /// `ctr run --rm` of a command in a root file system.
+    pub fn run_once(&self, runtime: &str, rootfs: &Rootfs, id: &str, command: &[&str]) -> Output {
+        let run = [
+            "run",
+            "--rm",
+            "--runtime",
+            runtime,
+            "--rootfs",
+            rootfs.str(),
+            id,
+        ];
+        self.ctr(&[&run, command].concat())
     }
 
     /// Its `ctr`, for other bounds.
