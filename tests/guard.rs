@@ -143,6 +143,14 @@ fn a_program_under_a_guard_reads_writes_and_has_no_descriptor_but_three() {
         let mut missing = Helper::new("/no/such/program", LIMIT);
         missing.guard = true;
         assert!(missing.run(&reaper).await.unwrap_err().is_gone());
+        let mut unspeakable = Helper::new("/bin/true", LIMIT);
+        unspeakable.args = vec!["a\0b".into()];
+        unspeakable.guard = true;
+        let refused = unspeakable.run(&reaper).await.unwrap_err();
+        assert!(
+            refused.to_string().starts_with("run /bin/true: "),
+            "{refused}"
+        );
     });
 }
 

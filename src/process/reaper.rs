@@ -89,7 +89,8 @@ impl Reaper {
     /// The same under a guard, which is the child then; see [`sys::guard`]. It acts when the calling *thread* ends.
     pub(super) fn spawn_guarded(&self, mut command: Command) -> Result<Child> {
         sys::process::set_up_child(&mut command, false);
-        sys::guard::set_up_guard(&mut command);
+        sys::guard::set_up_guard(&mut command)
+            .context(|| format!("run {}", command.get_program().to_string_lossy()))?;
         self.spawn_prepared(command)
     }
 

@@ -140,7 +140,7 @@ pub fn spawn_in(
 ///
 /// # Safety
 /// The child must keep to the promise of this module.
-pub(super) unsafe fn raw_clone(flags: CloneFlags) -> i32 {
+unsafe fn raw_clone(flags: CloneFlags) -> i32 {
     let flags = flags.bits() as libc::c_ulong | libc::SIGCHLD as libc::c_ulong;
     // SAFETY: a null stack without CLONE_VM means the copy of ours; the other arguments are unused with these flags,
     // so their order, which differs between machines, does not matter.

@@ -14,22 +14,22 @@
 //! (Where our own group is of an outer pid namespace, nobody in this one can join it: then the guard keeps the group, the
 //! program has one of its own, and only the guard may be signalled. See [`group_is_shared`].)
 //!
-//! It is a fork of us, not a program: one page-table copy is cheaper than a second exec. It holds no descriptor and
-//! lives in our process group, so that a SIGKILL to the program's group (its number is the guard's pid) spares it.
+//! It is a fork of us, not a program: one page-table copy is cheaper than a second exec. The program's process has no copy
+//! of its own before it execs. The guard holds no descriptor and lives in our process group, so that a SIGKILL to the
+//! program's group (its number is the guard's pid) spares it.
 //! Promise, as for `sys::clone`: between fork and exec nothing is allocated and no lock is taken.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString, OsStr, c_char, c_void};
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr;
 use std::sync::OnceLock;
 
-use nix::sched::CloneFlags;
-
-use super::clone::{errno, leave, raw_clone};
+use super::clone::{errno, leave};
 
 /// How long a guard tries to see everything below it end. What hangs in the kernel has its SIGKILL waiting for it.
 const PATIENCE_ROUNDS: u32 = 800;
@@ -38,18 +38,77 @@ const ROUND_NANOS: libc::c_long = 10_000_000;
 
 const NAME: &CStr = c"podvisor-guard";
 
+/// Stack of the program's process until exec: a search of PATH needs a few kilobytes of it.
+const STACK: usize = 32 << 10;
+
 /// Puts a guard between us and what `command` runs. Call it last, after [`super::process::set_up_child`], for a command
-/// with a process group of its own. The pid that is spawned is the guard's, its end is the program's.
-pub fn set_up_guard(command: &mut Command) {
-    // SAFETY: neither has preconditions.
-    let (parent, group) = unsafe { (libc::getpid(), libc::getpgrp()) };
-    let arguments = arguments();
-    let hook = move || {
-        // SAFETY: `split` keeps the promise of this module, and this is the single thread of a fresh child.
-        unsafe { split(parent, group, arguments) }
-    };
+/// with a process group and an environment of its own. The pid that is spawned is the guard's, its end is the program's.
+///
+/// # Errors
+/// InvalidInput for a NUL in the program, an argument or the environment.
+pub fn set_up_guard(command: &mut Command) -> io::Result<()> {
+    let mut start = Start::of(command)?;
+    // SAFETY: `split` keeps the promise of this module, and this is the single thread of a fresh child.
+    let hook = move || unsafe { split(&mut start) };
     // SAFETY: see the hook: it may run after fork.
     unsafe { command.pre_exec(hook) };
+    Ok(())
+}
+
+/// What is needed after the fork, where nothing can be allocated any more.
+struct Start {
+    parent: i32,
+    /// Our process group.
+    group: i32,
+    arguments: (usize, usize),
+    /// What the pointers below point at.
+    _texts: [Vec<CString>; 2],
+    /// The program first. Both end with a null pointer.
+    argv: Vec<*const c_char>,
+    envp: Vec<*const c_char>,
+    stack: Vec<MaybeUninit<u128>>,
+    /// The guard's pid, for the program's process.
+    guard: i32,
+    /// Why there is no program.
+    errno: i32,
+}
+
+// SAFETY: the pointers are to memory that it owns and that nobody changes.
+unsafe impl Send for Start {}
+// SAFETY: as above.
+unsafe impl Sync for Start {}
+
+impl Start {
+    fn of(command: &Command) -> io::Result<Self> {
+        let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(io::Error::from);
+        let args = [command.get_program()]
+            .into_iter()
+            .chain(command.get_args());
+        let args: Vec<CString> = args.map(text).collect::<Result<_, _>>()?;
+        let pair = |(key, value): (&OsStr, Option<&OsStr>)| {
+            let pair = [key.as_bytes(), b"=", value?.as_bytes()].concat();
+            Some(text(OsStr::from_bytes(&pair)))
+        };
+        let envs = command.get_envs().filter_map(pair);
+        let envs: Vec<CString> = envs.collect::<Result<_, _>>()?;
+        let ended = |texts: &[CString]| {
+            let pointers = texts.iter().map(|text| text.as_ptr());
+            pointers.chain([ptr::null()]).collect()
+        };
+        // SAFETY: neither has preconditions.
+        let (parent, group) = unsafe { (libc::getpid(), libc::getpgrp()) };
+        Ok(Self {
+            parent,
+            group,
+            arguments: arguments(),
+            argv: ended(&args),
+            envp: ended(&envs),
+            _texts: [args, envs],
+            stack: Vec::with_capacity(STACK / size_of::<u128>()),
+            guard: 0,
+            errno: 0,
+        })
+    }
 }
 
 /// Whether the program's group may be signalled by the guard's pid: the guard is in ours, not in that one.
@@ -58,49 +117,62 @@ pub fn group_is_shared() -> bool {
     unsafe { libc::getpgrp() != 0 }
 }
 
-/// Returns in the program's process only.
+/// Returns only when there is no program.
 ///
 /// # Safety
 /// Only between fork and exec.
-unsafe fn split(parent: i32, group: i32, arguments: (usize, usize)) -> io::Result<()> {
-    // SAFETY: system calls on integers and locals.
+unsafe fn split(start: &mut Start) -> io::Result<()> {
+    // SAFETY: system calls on integers and locals, and a process that uses the stack which is there for it.
     unsafe {
-        let own = libc::getpid();
         // Before the clone, all of it: from the program's first moment on there is a guard that can be told by its name
         // and is told of our death. Until it execs the program bears the name, too.
-        show_name(arguments);
+        show_name(start.arguments);
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         // A SIGTERM from here on waits until the guard asks for it.
         mask(libc::SIG_BLOCK, all());
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM, 0, 0, 0);
-        if libc::getppid() != parent {
+        if libc::getppid() != start.parent {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        match raw_clone(CloneFlags::empty()) {
-            0 => {
-                mask(libc::SIG_UNBLOCK, all());
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) < 0 {
-                    return Err(io::Error::last_os_error());
-                }
-                if group == 0 {
-                    libc::setpgid(0, 0);
-                }
-                // A kill of this group must not hit the guard: not before that has left it.
-                while group != 0 && libc::getppid() == own && libc::getpgid(own) == own {
-                    libc::sched_yield();
-                }
-                if libc::getppid() != own {
-                    return Err(io::Error::from_raw_os_error(libc::ESRCH));
-                }
-                Ok(())
-            }
-            program if program > 0 => guard(program, group),
-            _ => {
-                let error = io::Error::last_os_error();
-                mask(libc::SIG_UNBLOCK, all());
-                Err(error)
-            }
+        start.guard = libc::getpid();
+        let top = start.stack.as_mut_ptr().add(start.stack.capacity());
+        // In our memory, and we stand still until it has a program: a copy for these few calls costs a quarter of a
+        // millisecond.
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        let started = ptr::from_mut(start);
+        let program = libc::clone(program, top.cast(), flags, started.cast());
+        let errno = match program {
+            1.. => ptr::read_volatile(&raw const (*started).errno),
+            _ => errno(),
+        };
+        if errno == 0 {
+            guard(program, start.group);
         }
+        libc::waitpid(program, ptr::null_mut(), libc::__WALL);
+        mask(libc::SIG_UNBLOCK, all());
+        Err(io::Error::from_raw_os_error(errno))
+    }
+}
+
+/// The program's process until exec, in the guard's memory: what it writes there the guard finds.
+extern "C" fn program(start: *mut c_void) -> i32 {
+    // SAFETY: `split` gives its own `Start` and does not touch it before this process has ended or execed.
+    unsafe {
+        let start = &mut *start.cast::<Start>();
+        mask(libc::SIG_UNBLOCK, all());
+        start.errno = if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) < 0 {
+            errno()
+        } else if libc::getppid() != start.guard {
+            libc::ESRCH
+        } else {
+            if start.group == 0 {
+                libc::setpgid(0, 0);
+            }
+            let argv = start.argv.as_ptr();
+            libc::execvpe(*argv, argv, start.envp.as_ptr());
+            errno()
+        };
+        leave(127)
     }
 }
 
@@ -108,7 +180,8 @@ unsafe fn split(parent: i32, group: i32, arguments: (usize, usize)) -> io::Resul
 unsafe fn guard(program: i32, group: i32) -> ! {
     // SAFETY: system calls on integers and locals; every descriptor is only this process's own copy.
     unsafe {
-        // Refused when the group is gone: with us, for we were in it.
+        // A kill of the program's group must not hit the guard. Nobody can ask for one before: who has spawned it waits
+        // until every descriptor here is closed. Refused when the group is gone: with us, for we were in it.
         let orphaned = group != 0 && libc::setpgid(0, group) < 0;
         if orphaned {
             libc::kill(program, libc::SIGKILL);
