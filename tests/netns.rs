@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use nix::mount::{MntFlags, umount2};
 use nix::sched::CloneFlags;
 use podvisor::error::{Context, Kind};
-use podvisor::sys::netns::new_netns_pinned;
+use podvisor::sys::netns::Fresh;
 use podvisor::sys::thread_ns::{Enter, run};
 
 #[test]
@@ -21,7 +21,7 @@ fn a_pinned_netns_is_new_has_lo_up_and_leaves_our_threads_alone() {
     let before = own();
     let dir = tempfile::tempdir().expect("make a directory");
     let path = dir.path().join("netns");
-    new_netns_pinned(&path).expect("make a netns");
+    Fresh::begin().unwrap().pin(&path).expect("make a netns");
 
     let file = File::open(&path).expect("open it");
     let inside = run(
@@ -37,7 +37,7 @@ fn a_pinned_netns_is_new_has_lo_up_and_leaves_our_threads_alone() {
     assert_eq!(own(), before);
 
     assert_eq!(
-        new_netns_pinned(&path).map_err(|e| e.kind()),
+        Fresh::begin().unwrap().pin(&path).map_err(|e| e.kind()),
         Err(Kind::Exists)
     );
     umount2(&path, MntFlags::MNT_DETACH).expect("unmount");
@@ -47,6 +47,11 @@ fn a_pinned_netns_is_new_has_lo_up_and_leaves_our_threads_alone() {
 #[test]
 fn a_netns_that_cannot_be_pinned_leaves_no_file() {
     let dir = tempfile::tempdir().expect("make a directory");
-    assert!(new_netns_pinned(&dir.path().join("no/such")).is_err());
+    assert!(
+        Fresh::begin()
+            .unwrap()
+            .pin(&dir.path().join("no/such"))
+            .is_err()
+    );
     assert_eq!(fs::read_dir(dir.path()).expect("list").count(), 0);
 }

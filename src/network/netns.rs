@@ -23,6 +23,7 @@ use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
 use crate::sys;
+pub use crate::sys::netns::Fresh;
 
 /// Where iproute2 looks.
 const LINKS: &str = "/run/netns";
@@ -54,10 +55,15 @@ pub(super) fn in_place(config: &Config, record: &Path) -> PathBuf {
 /// An existing good pin is an error (Exists); anything else that was left there is replaced. In a user namespace of the
 /// pod's own: [`super::userns::make`].
 pub fn make(path: &Path) -> Result<()> {
+    make_of(Fresh::begin()?, path)
+}
+
+/// The same of one that was begun before.
+pub fn make_of(fresh: Fresh, path: &Path) -> Result<()> {
     let what = || format!("make netns {}", path.display());
     prepare(path).map_err(|e| e.within(what()))?;
     failpoint::hit("netns.pin.before")?;
-    sys::netns::new_netns_pinned(path)?;
+    fresh.pin(path)?;
     failpoint::hit("netns.pin.after")?;
     show(path);
     Ok(())

@@ -37,6 +37,9 @@ pub(super) async fn make(job: &mut Job<'_>, request: &Request) -> Result<()> {
             "find the pod's key: the daemon tells no name and uid",
         )
     })?;
+    // As a rule the pod has no network yet, and the kernel can begin with its netns while everything is written down.
+    let none_yet = key.look(config).is_none();
+    let ahead = none_yet.then(|| netns::Fresh::begin().ok()).flatten();
     let attached = request.attached();
     let (fresh, others) = NetworkRecord::free_for(config, DAEMONS, &request.id, &attached);
     let fresh = fresh.as_of(&request.id, Some(job.own));
@@ -84,7 +87,7 @@ pub(super) async fn make(job: &mut Job<'_>, request: &Request) -> Result<()> {
                 ..holder
             })?;
         }
-        if let Err(error) = add(job, request, &record).await {
+        if let Err(error) = add(job, request, &record, ahead).await {
             return failed(job, &record, &error).await;
         }
     }
@@ -126,12 +129,18 @@ async fn clear(job: &mut Job<'_>, record: &NetworkRecord, dead: Option<i32>) -> 
         .await
 }
 
-async fn add(job: &mut Job<'_>, request: &Request, record: &NetworkRecord) -> Result<()> {
+async fn add(
+    job: &mut Job<'_>,
+    request: &Request,
+    record: &NetworkRecord,
+    ahead: Option<netns::Fresh>,
+) -> Result<()> {
     let config = job.config;
     let holder = record.holder().unwrap_or_default();
     let attachment: Attachment = request.attachment(&holder.made_for, &holder.netns);
     job.door.stage("netns");
-    netns::make(&attachment.netns)?;
+    let fresh = ahead.map_or_else(netns::Fresh::begin, Ok)?;
+    netns::make_of(fresh, &attachment.netns)?;
     job.door.stage("cni-add");
     let reaper = job.reaper.clone();
     let conf = &request.conf;

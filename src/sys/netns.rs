@@ -10,40 +10,52 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::CloneFlags;
 
 use super::mount::replace_bind;
-use super::thread_ns::{self, Enter};
+use super::thread_ns::{self, Enter, Started};
 use crate::error::{Context, Error, Result};
 
-/// Makes a network namespace, brings its `lo` up and binds it to `path`, a file made here (its directory must exist).
-///
-/// Exists: there is a file already, which is left alone. On any other error nothing is left.
-pub fn new_netns_pinned(path: &Path) -> Result<()> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o444)
-        .open(path)
-        .context(|| format!("make {}", path.display()))?;
-    let made = thread_ns::run(&[Enter::New(CloneFlags::CLONE_NEWNET)], || {
-        lo_up().context(|| "bring lo up")?;
-        // thread-self: the process itself is still in its own netns.
-        mount(
-            Some("/proc/thread-self/ns/net"),
+/// A network namespace in the making. It is nowhere yet: dropped, it is gone.
+#[derive(Debug)]
+pub struct Fresh(Started<File>);
+
+impl Fresh {
+    /// Begins to make one, on a thread of its own, with `lo` up: the kernel takes a millisecond, in which other work can be
+    /// done.
+    pub fn begin() -> Result<Self> {
+        thread_ns::start(CloneFlags::CLONE_NEWNET, || {
+            lo_up().context(|| "bring lo up")?;
+            // thread-self: the process itself is still in its own netns.
+            File::open("/proc/thread-self/ns/net").context(|| "open the new network namespace")
+        })
+        .map(Self)
+    }
+
+    /// Binds it to `path`, a file made here (its directory must exist).
+    ///
+    /// Exists: there is a file already, which is left alone. On any other error nothing is left.
+    pub fn pin(self, path: &Path) -> Result<()> {
+        let netns = self.0.done()?;
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o444)
+            .open(path)
+            .context(|| format!("make {}", path.display()))?;
+        let source = format!("/proc/self/fd/{}", netns.as_raw_fd());
+        let bound = mount(
+            Some(source.as_str()),
             path,
             None::<&str>,
             MsFlags::MS_BIND,
             None::<&str>,
-        )
-        .map_err(|e| {
+        );
+        bound.map_err(|e| {
+            let _ = fs::remove_file(path);
             Error::mount(
                 format_args!("pin a network namespace at {}", path.display()),
                 e,
             )
         })
-    });
-    if made.is_err() {
-        let _ = fs::remove_file(path);
     }
-    made
 }
 
 /// Puts a new network namespace, `lo` up, in the place of the one that is bound at `path`.

@@ -24,18 +24,49 @@ pub enum Enter<'fd> {
 /// Runs `work` on a new thread that has entered `ways`; blocks until it is done. A panic in it becomes an error.
 pub fn run<T: Send>(ways: &[Enter<'_>], work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
-        let started = thread::Builder::new()
-            .name("namespaces".to_owned())
-            .stack_size(256 * 1024)
+        let started = thread()
             .spawn_scoped(scope, || {
                 ways.iter().try_for_each(enter)?;
                 work()
             })
-            .context(|| "start a thread for other namespaces")?;
+            .context(|| THREAD)?;
         started
             .join()
             .unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
     })
+}
+
+/// Work that [`start`] has begun.
+#[derive(Debug)]
+pub struct Started<T>(thread::JoinHandle<Result<T>>);
+
+impl<T> Started<T> {
+    /// Blocks until it is done.
+    pub fn done(self) -> Result<T> {
+        let joined = self.0.join();
+        joined.unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
+    }
+}
+
+/// The same as [`run`] in new namespaces, while the caller does something else.
+pub fn start<T: Send + 'static>(
+    new: CloneFlags,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<Started<T>> {
+    thread()
+        .spawn(move || {
+            enter(&Enter::New(new))?;
+            work()
+        })
+        .context(|| THREAD)
+        .map(Started)
+}
+
+const THREAD: &str = "start a thread for other namespaces";
+
+fn thread() -> thread::Builder {
+    let named = thread::Builder::new().name("namespaces".to_owned());
+    named.stack_size(256 * 1024)
 }
 
 #[allow(

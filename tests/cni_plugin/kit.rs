@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
-use podvisor::sys::netns::new_netns_pinned;
+use podvisor::sys::netns::Fresh;
 use serde_json::{Value, json};
 
 use crate::owed_kit::processes;
@@ -104,7 +104,7 @@ impl Attempt {
     /// An attempt of the pod `name`, with a netns as containerd makes it.
     pub fn of(name: &str, id: &str, list: &Value) -> Self {
         let netns = Path::new("/run/netns").join(format!("cni-{id}"));
-        new_netns_pinned(&netns).unwrap();
+        Fresh::begin().unwrap().pin(&netns).unwrap();
         Self {
             id: id.into(),
             netns,
