@@ -1,6 +1,7 @@
 //! Time: the wall clock only for what people read, the boot id to tell a reboot. Timeouts use tokio's monotonic clock.
 
 use std::fs;
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::time::{ClockId, clock_gettime};
@@ -31,7 +32,8 @@ pub fn rfc3339(at: SystemTime) -> String {
     )
 }
 
-/// Time since the boot, suspended or not: for ages that others compute from what we write down. Set by no clock.
+/// Time since the boot, suspended or not: for ages and ends that others compute from what we write down. The same for
+/// every process of one boot, and set by no clock.
 pub fn uptime() -> Duration {
     // Only an unknown clock is an error.
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
@@ -45,18 +47,10 @@ pub fn boot_id() -> String {
     if let Ok(id) = std::env::var("PODVISOR_BOOT_ID") {
         return id;
     }
-    fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|s| s.trim().to_owned())
-        .unwrap_or_default()
-}
-
-/// Time since the boot, that of a suspended machine included: the same for every process of one boot, and never set back.
-/// Zero where /proc does not tell.
-pub fn since_boot() -> Duration {
-    let text = fs::read_to_string("/proc/uptime").unwrap_or_default();
-    let seconds = text.split_ascii_whitespace().next();
-    let seconds = seconds.and_then(|s| s.parse::<f64>().ok());
-    Duration::try_from_secs_f64(seconds.unwrap_or(0.0)).unwrap_or_default()
+    static READ: OnceLock<String> = OnceLock::new();
+    // No process lives through a boot.
+    let read = || fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    READ.get_or_init(|| read().trim().to_owned()).clone()
 }
 
 /// Days since 1970-01-01 to (year, month, day) of the proleptic Gregorian calendar.

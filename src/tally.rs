@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
-use crate::sys::dir::{check_private, make_private};
+use crate::sys::dir::{check_private, private};
 
 /// The counters' file in the runtime root.
 const FILE: &str = ".counters";
@@ -130,9 +130,7 @@ pub fn update<T: DeserializeOwned + Default + Serialize>(
     name: &str,
     change: impl FnOnce(&mut T),
 ) -> io::Result<()> {
-    make_private(&config.runtime_root)
-        .and_then(|()| check_private(&config.runtime_root))
-        .map_err(io::Error::other)?;
+    private(&config.runtime_root).map_err(io::Error::other)?;
     let mut file = lock(open(config, name, true)?)?;
     let text = slurp(&mut file)?;
     let mut all: T = serde_json::from_slice(&text).unwrap_or_default();

@@ -154,7 +154,7 @@ pub fn reason(parked: &ParkedNetwork) -> String {
 /// Seconds until nobody needs to keep it any more.
 fn left(parked: &ParkedNetwork) -> u64 {
     let until = parked.holder.parked.as_ref().map_or(0.0, |p| p.until);
-    let left = (until - clock::since_boot().as_secs_f64()).max(0.0);
+    let left = (until - clock::uptime().as_secs_f64()).max(0.0);
     Duration::try_from_secs_f64(left)
         .unwrap_or_default()
         .as_secs()

@@ -140,10 +140,10 @@ impl NetworkRecord {
 /// `abandoned`: whether a network that another attempt was given is in use by nobody any more, its daemon having died.
 ///
 /// Errors: State when this very attempt has one already; what `note` and `bind` say, and then nothing was taken.
-pub fn take(
+pub fn take<'a>(
     config: &Config,
     key: &PodKey,
-    wanted: &Holder,
+    wanted: impl FnOnce() -> &'a Holder,
     abandoned: impl Fn(&Holder) -> bool,
     note: impl FnOnce(&NetworkRecord) -> Result<()>,
     bind: impl FnOnce(&Holder) -> Result<()>,
@@ -156,6 +156,7 @@ pub fn take(
     let Some((record, before)) = key.look(config) else {
         return Ok(Taking::Nothing);
     };
+    let wanted = wanted();
     if let Some(claim) = before.claim.as_ref() {
         if claim.ending {
             return Ok(Taking::Nothing);
@@ -354,7 +355,7 @@ fn change(
 }
 
 fn unclaimed(holder: Holder, keep: Duration) -> Holder {
-    let until = clock::since_boot().saturating_add(keep).as_secs_f64();
+    let until = clock::uptime().saturating_add(keep).as_secs_f64();
     Holder {
         claim: None,
         supervisor: None,

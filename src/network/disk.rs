@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
-use crate::sys::dir::{check_private, make_private};
+use crate::sys::dir::private;
 
 /// Most that is read of any file of this room: a configuration or a result is a few kilobytes.
 const MAX_READ: u64 = 4 << 20;
@@ -36,13 +36,17 @@ fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
         ));
     };
     failpoint::hit("record.write.before")?;
-    // What a killed writer left would stop create_new for ever.
-    remove_file(&temp)?;
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&temp)
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let opened = match options.open(&temp) {
+        // What a killed writer left would stop create_new for ever.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            remove_file(&temp)?;
+            options.open(&temp)
+        }
+        opened => opened,
+    };
+    let written = opened
         .and_then(|mut f| {
             f.write_all(bytes)?;
             if sync { f.sync_all() } else { Ok(()) }
@@ -91,12 +95,10 @@ pub(super) fn remove_file(path: &Path) -> Result<()> {
 /// Makes `dir` (mode 0700) and what is missing above it, durable, and refuses one that others can write to: what is in
 /// it decides what we run as root.
 pub(super) fn private_dir(dir: &Path) -> Result<()> {
-    let existed = dir.exists();
-    make_private(dir)?;
-    check_private(dir)?;
     match dir.parent() {
-        Some(parent) if !existed => sync_dir(parent),
-        _ => Ok(()),
+        Some(parent) if private(dir)? => sync_dir(parent),
+        Some(_) => Ok(()),
+        None => private(dir).map(drop),
     }
 }
 
@@ -118,7 +120,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
             ),
         ));
     }
-    let mut bytes = Vec::new();
+    // Whole in one call, and one more for the end of it.
+    let mut bytes = Vec::with_capacity(meta.len() as usize + 1);
     file.take(MAX_READ).read_to_end(&mut bytes).context(what)?;
     if bytes.is_empty() {
         return Err(Error::new(

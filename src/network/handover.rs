@@ -157,7 +157,7 @@ impl Holder {
 
     /// Parked, and still kept for the pod: by a living keeper, or because its time is not over.
     pub fn is_kept(&self) -> bool {
-        let in_time = |p: &Parking| clock::since_boot().as_secs_f64() < p.until;
+        let in_time = |p: &Parking| clock::uptime().as_secs_f64() < p.until;
         self.is_parked() && (self.is_alive() || self.parked.as_ref().is_some_and(in_time))
     }
 
@@ -247,7 +247,7 @@ impl NetworkRecord {
     /// From now on another supervisor of the same pod may have it; for how long somebody keeps it is told with it. False:
     /// another has it already. `keeper`: this process does nothing else any more.
     pub async fn park(&self, config: &Config, keeper: bool, keep: Duration) -> Result<bool> {
-        let until = clock::since_boot().saturating_add(keep).as_secs_f64();
+        let until = clock::uptime().saturating_add(keep).as_secs_f64();
         let at = clock::unix_nanos(SystemTime::now());
         self.change(config, |holder| {
             holder.parked = Some(Parking { at, until });
@@ -376,7 +376,7 @@ impl NetworkRecord {
     /// Changes what `pod.json` says, if it still is ours.
     async fn change(&self, config: &Config, change: impl FnOnce(&mut Holder)) -> Result<bool> {
         let _locked = lock(config).await?;
-        let Some(mut holder) = self.holder().filter(|_| self.is_mine()) else {
+        let Some(mut holder) = self.holder().filter(|h| self.is_mine_by(h)) else {
             return Ok(false);
         };
         change(&mut holder);

@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::slot::Slot;
-use super::{AddResult, Attachment, NetworkConf, disk, owed};
+use super::{AddResult, Attachment, Holder, NetworkConf, disk, owed};
 use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
@@ -160,9 +160,11 @@ impl NetworkRecord {
     /// Nobody else's: not taken over by another sandbox, nor held by another living supervisor of this one. In doubt
     /// (no `pod.json`, or a damaged one) it is.
     pub fn is_mine(&self) -> bool {
-        let Some(holder) = self.holder() else {
-            return true;
-        };
+        self.holder().is_none_or(|holder| self.is_mine_by(&holder))
+    }
+
+    /// The same by what its `pod.json` says.
+    pub(super) fn is_mine_by(&self, holder: &Holder) -> bool {
         if self.sandbox_id.is_empty() {
             return true;
         }

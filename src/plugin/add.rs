@@ -1,5 +1,6 @@
 //! ADD: wait for the pod's network, take it, and answer.
 
+use std::cell::LazyCell;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
@@ -51,7 +52,7 @@ fn get(config: &Config, request: &Request, given: Option<(u64, u64)>) -> Result<
     let key = request
         .key()
         .ok_or_else(|| Error::new(Kind::Invalid, "the daemon tells no pod"))?;
-    let wanted = wanted(request);
+    let wanted = LazyCell::new(|| wanted(request));
     let mut patience = Patience::new(config, request);
     let (mut deaths, mut begun) = (0, 0);
     let caller = nix::unistd::getppid();
@@ -63,7 +64,7 @@ fn get(config: &Config, request: &Request, given: Option<(u64, u64)>) -> Result<
         let taking = network::take(
             config,
             &key,
-            &wanted,
+            || &wanted,
             is_abandoned,
             |record| seen::give(config, request, record.place()),
             |before| bind(request, given, before),
@@ -86,6 +87,8 @@ fn get(config: &Config, request: &Request, given: Option<(u64, u64)>) -> Result<
                     ));
                 }
                 let line = job::start(config, &request.pod_name(), &Task::Make(request))?;
+                // While the job is at it.
+                LazyCell::force(&wanted);
                 Some((Wait::on(line), String::new()))
             }
         };

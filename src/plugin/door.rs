@@ -67,9 +67,7 @@ impl Door {
     /// Opens it at the place of a network. What another job has left there is replaced.
     pub(super) fn open(&mut self, config: &Config, place: &str) -> Result<()> {
         let dir = root(config).join(place);
-        for dir in [&config.runtime_root, &root(config), &dir] {
-            make_private(dir)?;
-        }
+        make_private(&dir)?;
         let path = dir.join("s");
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {

@@ -46,7 +46,8 @@ const FAILED: u32 = 100;
 
 /// `main` of podvisor-cni.
 pub fn main() -> ExitCode {
-    let mut stdin = Vec::new();
+    // A configuration is smaller than that, and read at once.
+    let mut stdin = Vec::with_capacity(16 << 10);
     let read = io::stdin().read_to_end(&mut stdin);
     let asked = request::verb().and_then(|verb| {
         read.context(|| "read the network configuration on standard input")?;

@@ -6,6 +6,7 @@
 //! same DEL again and again; lost with the boot, and then everything is the real plugins' business.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -54,13 +55,15 @@ impl Seen {
 pub(super) fn note(config: &Config, request: &Request, place: &str) -> Result<()> {
     let path = path(config, request);
     let what = || format!("write {}", path.display());
-    if let Some(dir) = path.parent() {
-        make_private(&config.runtime_root)?;
-        make_private(&root(config))?;
-        make_private(dir)?;
-    }
     let temp = path.with_extension("new");
-    fs::write(&temp, place)
+    let written = match fs::write(&temp, place) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            path.parent().map_or(Ok(()), make_private)?;
+            fs::write(&temp, place)
+        }
+        written => written,
+    };
+    written
         .and_then(|()| fs::rename(&temp, &path))
         .context(what)
 }

@@ -159,7 +159,7 @@ fn stat(pid: i32) -> Result<(char, u64)> {
         ));
     }
     let path = format!("/proc/{pid}/stat");
-    let text = fs::read_to_string(&path)
+    let text = sys::process::read_at_once(&path)
         // ESRCH: it was reaped between open and read.
         .map_err(|e| {
             if e.raw_os_error() == Some(libc::ESRCH) {

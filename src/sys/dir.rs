@@ -41,6 +41,20 @@ pub fn check_private(dir: &Path) -> Result<()> {
     ))
 }
 
+/// Both: `dir` is there and ours alone. True when it had to be made.
+///
+/// # Errors
+/// Those of [`check_private`], and what the kernel says to making it.
+pub fn private(dir: &Path) -> Result<bool> {
+    // As a rule it is there, and this is one look.
+    match check_private(dir) {
+        Err(e) if e.is_gone() => {}
+        found => return found.map(|()| false),
+    }
+    make_private(dir)?;
+    check_private(dir).map(|()| true)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,12 +64,13 @@ mod tests {
     fn a_directory_that_others_can_write_to_is_refused() {
         let top = tempfile::tempdir().unwrap();
         let dir = top.path().join("a/b");
-        make_private(&dir).unwrap();
+        assert!(private(&dir).unwrap());
+        assert!(!private(&dir).unwrap());
         make_private(&dir).unwrap();
         check_private(&dir).unwrap();
         for mode in [0o777, 0o1777, 0o720] {
             fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
-            let error = check_private(&dir).unwrap_err();
+            let error = private(&dir).unwrap_err();
             assert_eq!(error.kind(), Kind::Denied, "{error}");
         }
     }

@@ -3,7 +3,7 @@
 //! Must never be used to wait outside `process::reaper`: a second caller steals exit codes.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -69,6 +69,15 @@ pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
     } else {
         Ok(())
     }
+}
+
+/// A file of /proc that the kernel gives whole at the first read, up to 4 KiB: a line of numbers such as `<pid>/stat`.
+/// What reads to the end asks three times as often.
+pub fn read_at_once(path: &str) -> io::Result<String> {
+    let mut text = [0; 4096];
+    let length = fs::File::open(path)?.read(&mut text)?;
+    let text = text.get(..length).unwrap_or_default();
+    Ok(String::from_utf8_lossy(text).into_owned())
 }
 
 /// A process as a person is told of it: `4711 (sleep, state D in do_freezer_trap)`; of one that is gone the pid.
