@@ -268,6 +268,8 @@ impl NetworkRecord {
                 format!("remove network record {}", self.dir.display()),
                 e,
             )),
+            // See `Slot::is_daemons`.
+            Ok(()) if self.is_daemons() => Ok(()),
             Ok(()) => self.dir.parent().map_or(Ok(()), disk::sync_dir),
         }
     }

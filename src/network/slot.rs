@@ -95,7 +95,9 @@ impl Slot {
         self.dir.join(STARTED).try_exists().unwrap_or(true)
     }
 
-    /// Of a daemon's pod: libcni in the daemon has a cache entry of its own, which is not ours to read or remove.
+    /// Of a daemon's pod: libcni in the daemon has a cache entry of its own, which is not ours to read or remove. And the
+    /// daemon waits while we write, so only what makes a DEL owed has to outlive a power cut. Without its result a DEL is
+    /// as good, where the netns is gone; one that the power cut brings back is one too many, and that is harmless.
     pub(super) fn is_daemons(&self) -> bool {
         self.namespace == DAEMONS
     }
@@ -152,6 +154,9 @@ impl Slot {
                 disk::remove_file(path)?;
                 failpoint::hit("record.clear.file")?;
             }
+            if self.is_daemons() {
+                return Ok(());
+            }
             match disk::sync_dir(&self.dir) {
                 // Somebody else has removed the whole record meanwhile.
                 Err(e) if e.is_gone() => {}
@@ -171,7 +176,6 @@ impl Slot {
     ) -> Result<()> {
         disk::private_dir(&self.dir)?;
         self.clear()?;
-        // Made durable together with add-started.
         let owner = Owner {
             namespace: self.namespace.clone(),
             sandbox_id: self.sandbox_id.clone(),
@@ -181,7 +185,12 @@ impl Slot {
             netns: attachment.netns.clone(),
             place,
         };
-        disk::write_whole(&self.dir.join(OWNER), &self.text(OWNER, &owner)?)?;
+        let (path, text) = (self.dir.join(OWNER), self.text(OWNER, &owner)?);
+        match self.is_daemons() {
+            true => disk::write_for_the_boot(&path, &text)?,
+            // Made durable together with add-started.
+            false => disk::write_whole(&path, &text)?,
+        }
         self.write(
             STARTED,
             &Started {
@@ -398,7 +407,11 @@ impl Slot {
     }
 
     fn write(&self, name: &str, value: &impl Serialize) -> Result<()> {
-        disk::write_durable(&self.dir.join(name), &self.text(name, value)?)
+        let (path, text) = (self.dir.join(name), self.text(name, value)?);
+        match self.is_daemons() && name != STARTED {
+            true => disk::write_for_the_boot(&path, &text),
+            false => disk::write_durable(&path, &text),
+        }
     }
 
     fn text(&self, name: &str, value: &impl Serialize) -> Result<Vec<u8>> {

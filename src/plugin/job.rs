@@ -142,6 +142,8 @@ pub fn remove_dead_group(name: &Path) -> Result<()> {
 fn run(config: &Config, label: &str, task: &Task<'_>, starter: UnixStream) -> Result<()> {
     detach(&[starter.as_raw_fd()], || open_log(config))?;
     crate::log::init(LevelFilter::INFO, label);
+    // One for each thread that makes a netns would be 64 MiB of addresses for a few bytes.
+    sys::memory::one_arena();
     failpoint::hit("cni-job.begin")?;
     let ran = block_on(work(config, task, starter));
     if let Err(error) = &ran {
