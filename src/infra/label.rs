@@ -90,8 +90,8 @@ impl LabelOptions {
     /// no containers.
     ///
     /// # Errors
-    /// Invalid: the policy knows no such user, role, type or level. Unsupported: something is asked of a policy that has
-    /// nothing for containers.
+    /// Invalid: the policy knows no such user, role, type or level. State: something is asked of a policy that has nothing
+    /// for containers.
     pub fn labels(&self) -> Result<Option<Labels>> {
         if !is_on() {
             return Ok(None);
@@ -104,7 +104,7 @@ impl LabelOptions {
                 return Ok(None);
             }
             return Err(Error::new(
-                Kind::Unsupported,
+                Kind::State,
                 format!(
                     "label the pod as selinux_options ask: the policy of this node has no list of labels for containers ({TOOLS_LIST}, or contexts/lxc_contexts of the policy) and does not know {USUAL_FILE}: install a policy for containers, or leave the options out"
                 ),
