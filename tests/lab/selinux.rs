@@ -36,6 +36,24 @@ fn nothing_is_labelled_before_a_policy_is_loaded() {
 }
 
 #[test]
+fn a_policy_that_knows_no_containers_labels_nothing() {
+    in_lab("a_policy_that_knows_no_containers_labels_nothing", async {
+        let pod = Pod::launch("p");
+        let client = pod.connect().await;
+        let asked = asking(|o| o.level = "s0:c1".into());
+        let (refused, text) = code(create(&client, &pod.request(Some(&asked))).await);
+        assert_eq!(refused, Code::FAILED_PRECONDITION, "{text}");
+        assert!(text.contains("install a policy for containers"), "{text}");
+        assert!(!files(&pod).exists());
+        let (_, spec) = start_of(&pod, &client, &config("p")).await;
+        assert_eq!(labels_of(&spec), (None, None));
+        let hosts = label_of(&files(&pod).join("hosts"));
+        assert_eq!(hosts, "system_u:object_r:host_file_t:s0");
+        pod.shut(&client).await;
+    });
+}
+
+#[test]
 fn files_and_shm_are_for_all_containers_of_the_pod() {
     in_lab("files_and_shm_are_for_all_containers_of_the_pod", async {
         let label = "system_u:object_r:box_file_t:s0";
