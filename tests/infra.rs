@@ -475,6 +475,7 @@ fn the_pods_shm_is_mounted_once_and_unmounted_however_often_it_was() {
         host_network: false,
         host_ipc: false,
         shm_size: 1 << 20,
+        label: None,
     };
     let mounted = || {
         let table = fs::read_to_string("/proc/self/mountinfo").expect("mounts");

@@ -19,6 +19,8 @@ mod events;
 #[path = "pod/kit.rs"]
 #[allow(dead_code, reason = "other tests use the rest of it")]
 mod kit;
+#[path = "pod/labels.rs"]
+mod labels;
 #[path = "pod/networks.rs"]
 mod networks;
 #[path = "pod/robust.rs"]

@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde::{Deserialize, Serialize};
 
+use super::label;
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
 
@@ -46,6 +47,8 @@ pub struct PodFiles {
     pub host_ipc: bool,
     /// Bytes of the pod's shm.
     pub shm_size: u64,
+    /// SELinux label of the files and of the pod's shm; `None` leaves it to the kernel. The host's /dev/shm keeps its own.
+    pub label: Option<String>,
 }
 
 /// Paths to bind into containers.
@@ -81,9 +84,9 @@ impl PodFiles {
                 dir.join("shm")
             },
         };
-        write(&paths.hostname, format!("{hostname}\n").as_bytes())?;
-        write(&paths.hosts, hosts.as_bytes())?;
-        write(&paths.resolv_conf, &resolv_conf)?;
+        self.write(&paths.hostname, format!("{hostname}\n").as_bytes())?;
+        self.write(&paths.hosts, hosts.as_bytes())?;
+        self.write(&paths.resolv_conf, &resolv_conf)?;
         if !self.host_ipc {
             failpoint::hit("files.shm.before")?;
             self.mount_shm(&paths.shm, dir)?;
@@ -104,7 +107,7 @@ impl PodFiles {
             return Ok(());
         }
         let text = self.hosts(&self.own_hostname(), addresses)?;
-        write(&dir.join("hosts"), text.as_bytes())
+        self.write(&dir.join("hosts"), text.as_bytes())
     }
 
     /// Undo: unmounts shm (detach, repeated until none is left) and removes the files, and `dir` if that leaves it
@@ -198,9 +201,39 @@ impl PodFiles {
             return Ok(());
         }
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        let data = format!("mode=1777,size={}", self.shm_size);
-        mount(Some("shm"), shm, Some("tmpfs"), flags, Some(data.as_str()))
-            .map_err(|e| Error::mount(format_args!("mount the pod's shm at {}", shm.display()), e))
+        let mut data = format!("mode=1777,size={}", self.shm_size);
+        if let Some(label) = &self.label {
+            // Everything in it has this label for good; the quotes are for the ',' of categories.
+            let _ = write!(data, ",context=\"{label}\"");
+        }
+        mount(Some("shm"), shm, Some("tmpfs"), flags, Some(data.as_str())).map_err(|e| {
+            let what = format!("mount the pod's shm at {}", shm.display());
+            Error::mount(label::told(&what, self.label.as_deref(), e as i32), e)
+        })
+    }
+
+    /// Writes in place, never through a symbolic link; shortened last, so that a reader never sees an empty file.
+    fn write(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        let what = format!("write {}", path.display());
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o644)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(path)
+            .context(|| &what)?;
+        if let Some(wanted) = &self.label {
+            label::set(&file, wanted).map_err(|e| {
+                let errno = e.raw_os_error().unwrap_or(0);
+                Error::io(label::told(&what, Some(wanted), errno), e)
+            })?;
+        }
+        file.write_all(bytes)
+            .and_then(|()| file.set_len(bytes.len() as u64))
+            // Whatever our umask is.
+            .and_then(|()| file.set_permissions(Permissions::from_mode(0o644)))
+            .context(|| &what)
     }
 }
 
@@ -258,24 +291,6 @@ fn make_dir(dir: &Path) -> Result<()> {
     }
 }
 
-/// Writes in place, never through a symbolic link; shortened last, so that a reader never sees an empty file.
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o644)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)
-        .and_then(|mut file| {
-            file.write_all(bytes)?;
-            file.set_len(bytes.len() as u64)?;
-            // Whatever our umask is.
-            file.set_permissions(Permissions::from_mode(0o644))
-        })
-        .context(|| format!("write {}", path.display()))
-}
-
 fn absent_is_done(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -294,6 +309,7 @@ mod tests {
             host_network: false,
             host_ipc: true,
             shm_size: 1 << 20,
+            label: None,
         }
     }
 

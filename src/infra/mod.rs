@@ -1,11 +1,12 @@
 //! The infra process, which holds a pod's namespaces, and the pod's own files.
 //!
 //! Owns: the clone into the namespaces, the tiny program that stays there, the rules for sysctls, hostname, hosts,
-//! resolv.conf and the pod's shm. Promises: the process is known before it may run, holds no mount and no descriptor of
+//! resolv.conf, the pod's shm and the SELinux labels of it all. Promises: the process is known before it may run, holds no mount and no descriptor of
 //! the host, and a preparation that is given up leaves nothing. Must never touch the network or a container.
 
 mod files;
 mod groups;
+mod label;
 mod spawn;
 mod sysctl;
 
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use files::{Dns, PodFilePaths, PodFiles, hostname};
+pub use label::{LabelOptions, Labels};
 pub use spawn::{PROGRAM, Prepared, prepare};
 pub use sysctl::check_sysctls;
 
@@ -67,4 +69,7 @@ pub struct InfraSpec {
     pub oom_score_adj: i32,
     /// cgroup directories (absolute, one for v2, one per controller for v1) that the process joins before it runs.
     pub cgroup_dirs: Vec<PathBuf>,
+    /// SELinux: the label it runs with, where there is one, and that of the file it is executed from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<Labels>,
 }

@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::groups::Groups;
+use super::label;
 use super::{IdMapping, InfraSpec, Namespace, check_sysctls, sysctl};
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
@@ -41,7 +42,10 @@ pub struct Prepared {
     child: Child,
     go: pipe::Sender,
     report: pipe::Receiver,
-    steps: Vec<&'static str>,
+    /// Names, and whether the label has a say in it.
+    steps: Vec<(&'static str, bool)>,
+    /// SELinux label that it is to run with.
+    label: Option<String>,
     /// The group it has yet to be moved to by others.
     not_born_in: Option<Groups>,
 }
@@ -120,16 +124,17 @@ impl Prepared {
     }
 
     fn failure(&self, report: Report) -> Error {
-        let step = self
+        let (step, by_label) = self
             .steps
             .get(report.step as usize)
             .copied()
-            .unwrap_or("do an unknown step");
+            .unwrap_or(("do an unknown step", false));
+        let mut what = format!("make the infra process: {step}");
+        if by_label {
+            what = label::told(&what, self.label.as_deref(), report.errno);
+        }
         // No step but a mount can find its room full.
-        Error::mount(
-            format_args!("make the infra process: {step}"),
-            io::Error::from_raw_os_error(report.errno),
-        )
+        Error::mount(what, io::Error::from_raw_os_error(report.errno))
     }
 }
 
@@ -210,6 +215,15 @@ fn clone_into(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
         .context(|| "open /dev/null")?;
     let program =
         sealed_memory_file(NAME, PROGRAM).context(|| "make a memory file of the infra program")?;
+    let label = spec.labels.as_ref().and_then(|l| l.process.clone());
+    if let (Some(labels), Some(_)) = (&spec.labels, &label) {
+        // A policy lets containers begin from files of this label, and seldom from memory files.
+        label::set(&program, &labels.files).map_err(|e| {
+            let what = "give the infra program";
+            let errno = e.raw_os_error().unwrap_or(0);
+            Error::io(label::told(what, Some(&labels.files), errno), e)
+        })?;
+    }
     let (wait, go) = io::pipe().context(|| "make a pipe to the infra process")?;
     let (reports, tell) = io::pipe().context(|| "make a pipe from the infra process")?;
     let joined = join_files(spec)?;
@@ -249,6 +263,9 @@ fn clone_into(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
     if spec.uts == Namespace::New && !spec.hostname.is_empty() {
         steps.push(Step::Hostname(spec.hostname.as_bytes()));
     }
+    if let Some(label) = &label {
+        steps.push(Step::ExecLabel(label.as_bytes()));
+    }
     steps.extend([
         Step::PrivateMounts,
         Step::EmptyRoot,
@@ -279,7 +296,8 @@ fn clone_into(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
             .context(|| "watch the pipe to the infra process")?,
         report: pipe::Receiver::from_owned_fd(OwnedFd::from(reports))
             .context(|| "watch the pipe from the infra process")?,
-        steps: steps.iter().map(Step::name).collect(),
+        steps: steps.iter().map(|s| (s.name(), s.takes_label())).collect(),
+        label,
         not_born_in: (!is_born_in).then_some(groups),
     })
 }

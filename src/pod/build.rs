@@ -51,6 +51,7 @@ impl Pod {
     fn make_files(&self, plan: &Plan, digest: &str) -> Result<()> {
         let journal = &self.shared.journal;
         journal.begin_stage("create", true)?;
+        let labels = plan.selinux.labels()?;
         let paths = self.cgroup_paths(plan);
         journal.update(|r| {
             r.state = State::Created;
@@ -68,6 +69,7 @@ impl Pod {
             r.cgroup = Some(paths.pod);
             r.cgroup_ours = paths.ours;
             r.infra_cgroup = Some(paths.infra);
+            r.selinux = labels.clone();
             r.effects.files = Effect::Intent;
         })?;
         let files = PodFiles {
@@ -77,6 +79,7 @@ impl Pod {
             host_network: plan.network == NetworkPlan::Host,
             host_ipc: plan.infra.ipc == Namespace::Host,
             shm_size: plan.shm_size(),
+            label: labels.map(|l| l.files),
         };
         failpoint::hit("files.make.before")?;
         let made = files.make(&files_dir(self.shared.journal.dir()))?;

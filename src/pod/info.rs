@@ -135,7 +135,7 @@ fn spec(record: &Record, plan: Option<&Plan>) -> Value {
         .into_iter()
         .map(|(to, from, options)| json!({"destination": to, "type": "bind", "source": from, "options": options}))
         .collect();
-    json!({
+    let mut spec = json!({
         "ociVersion": "1.1.0",
         "process": {"cwd": "/", "args": ["podvisor-infra"], "user": {"uid": 0, "gid": 0}, "noNewPrivileges": true},
         "root": {"path": "/", "readonly": true},
@@ -147,7 +147,15 @@ fn spec(record: &Record, plan: Option<&Plan>) -> Value {
             "cgroupsPath": record.infra_cgroup,
             "sysctl": record.infra_spec.as_ref().map(|s| s.sysctls.clone()).unwrap_or_default(),
         },
-    })
+    });
+    // What was given, so that who goes by the spec can give containers the same.
+    if let Some(labels) = &record.selinux {
+        spec["linux"]["mountLabel"] = json!(labels.files);
+        if let Some(process) = &labels.process {
+            spec["process"]["selinuxLabel"] = json!(process);
+        }
+    }
+    spec
 }
 
 /// Keys and types are those CRI decodes since 2.3; what a shim cannot know is left out.

@@ -391,6 +391,7 @@ pub fn blank(namespace: &str, id: &str) -> Record {
         cgroup_ours: false,
         infra_cgroup: None,
         files: None,
+        selinux: None,
         containers: Default::default(),
     }
 }

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::infra::{self, Dns, InfraSpec, Namespace};
+use crate::infra::{self, Dns, InfraSpec, LabelOptions, Namespace};
 use crate::network::PortMapping;
 use crate::proto::cri::sandbox_config::PodSandboxConfig;
 use crate::spec::Spec;
@@ -78,6 +78,9 @@ pub struct Plan {
     pub hostname: String,
     /// The infra process; its network namespace is filled in when it is known.
     pub infra: InfraSpec,
+    /// SELinux labels that the pod asks for.
+    #[serde(skip_serializing_if = "LabelOptions::is_empty")]
+    pub selinux: LabelOptions,
     /// cgroup the caller named as the parent of the pod's.
     pub cgroup_parent: Option<String>,
     /// cgroup the caller named for the infra process itself (OCI spec).
@@ -179,6 +182,7 @@ impl Plan {
             // Replaced by what the pod or the spec says.
             hostname: request.id.chars().take(12).collect(),
             infra,
+            selinux: LabelOptions::default(),
             cgroup_parent: None,
             cgroups_path: None,
             labels: BTreeMap::new(),

@@ -14,7 +14,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::container::ContainerRecord;
 use crate::error::{Context, Error, Kind, Result};
-use crate::infra::{InfraSpec, Namespace, PodFilePaths};
+use crate::infra::{InfraSpec, Labels, Namespace, PodFilePaths};
 use crate::network::{Facts, NetworkRecord, PodKey, PortMapping, Timing};
 use crate::process::Identity;
 use crate::sys::dir::check_private;
@@ -193,6 +193,9 @@ pub struct Record {
     pub infra_cgroup: Option<String>,
     /// Pod files.
     pub files: Option<PodFilePaths>,
+    /// SELinux labels of the files, the shm and the infra process, on a node that has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selinux: Option<Labels>,
     /// Containers by id.
     pub containers: BTreeMap<String, ContainerRecord>,
 }

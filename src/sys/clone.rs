@@ -33,6 +33,8 @@ pub enum Step<'a> {
     BecomeRoot,
     /// Sets the host name of its uts namespace.
     Hostname(&'a [u8]),
+    /// Asks the kernel for this security label at its next exec. Where /proc is still the machine's.
+    ExecLabel(&'a [u8]),
     /// Cuts its mounts off from those they were copied from.
     PrivateMounts,
     /// Makes an empty read-only tmpfs its root and lets go of the old one. Working directory inside.
@@ -58,12 +60,18 @@ impl Step<'_> {
             Self::JoinCgroups(_) => "join its cgroups",
             Self::BecomeRoot => "become root of its user namespace",
             Self::Hostname(_) => "set the host name",
+            Self::ExecLabel(_) => "ask for its label",
             Self::PrivateMounts => "make its mounts private",
             Self::EmptyRoot => "change to an empty root",
             Self::NewSession => "start a session",
             Self::Stdio(_) => "set its standard streams",
             Self::Exec(..) => "execute its program",
         }
+    }
+
+    /// A label that was asked for has a say in it.
+    pub fn takes_label(&self) -> bool {
+        matches!(self, Self::ExecLabel(_) | Self::Exec(..))
     }
 }
 
@@ -250,6 +258,7 @@ unsafe fn run(step: &Step<'_>, number: u32, report: RawFd) -> i32 {
                 name.as_ptr(),
                 name.len(),
             )),
+            Step::ExecLabel(label) => exec_label(label),
             Step::PrivateMounts => errno_of(mount(
                 c"none",
                 c"/",
@@ -285,6 +294,23 @@ unsafe fn run(step: &Step<'_>, number: u32, report: RawFd) -> i32 {
                 errno()
             }
         }
+    }
+}
+
+/// The file takes a label from nobody but the thread it is about, with the credentials that opened it.
+unsafe fn exec_label(label: &[u8]) -> i32 {
+    const FILE: &CStr = c"/proc/thread-self/attr/exec";
+    // SAFETY: system calls with a NUL-terminated and a length-bounded string. The descriptor is of this call alone.
+    unsafe {
+        let flags = libc::O_WRONLY | libc::O_CLOEXEC;
+        let fd = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, FILE.as_ptr(), flags);
+        if fd < 0 {
+            return errno();
+        }
+        let done = libc::syscall(libc::SYS_write, fd, label.as_ptr(), label.len());
+        let errno = errno_of(done);
+        libc::syscall(libc::SYS_close, fd);
+        errno
     }
 }
 

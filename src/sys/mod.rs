@@ -21,3 +21,4 @@ pub mod sched_core;
 pub mod socket;
 pub mod thread_ns;
 pub mod userns;
+pub mod xattr;

@@ -58,6 +58,11 @@ pub fn lab() -> bool {
         || missing("qemu and a kernel for it: run scripts/setup --lab")
 }
 
+/// What makes a policy of SELinux for the emulated machine.
+pub fn checkpolicy() -> bool {
+    find("checkpolicy").is_some() || missing("checkpolicy: run scripts/setup --lab")
+}
+
 /// Where a program is.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/local/sbin:/usr/sbin:/sbin";

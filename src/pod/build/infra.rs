@@ -46,6 +46,7 @@ impl Pod {
             spec.cgroup_dirs = group.dirs();
         }
         failpoint::hit("cgroup.make.after")?;
+        spec.labels = journal.with(|r| r.selinux.clone());
         journal.update(|r| {
             r.effects.cgroup = Effect::Done;
             r.effects.infra = Effect::Intent;

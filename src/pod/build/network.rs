@@ -202,6 +202,8 @@ impl Pod {
             host_network: false,
             host_ipc: false,
             shm_size: 0,
+            // It has its label.
+            label: None,
         };
         let bare: Vec<String> = ips
             .iter()

@@ -2,7 +2,7 @@
 
 use super::{Plan, invalid};
 use crate::error::Result;
-use crate::infra::{self, Dns, IdMapping, Namespace};
+use crate::infra::{self, Dns, IdMapping, LabelOptions, Namespace};
 use crate::network::PortMapping;
 use crate::proto::cri::sandbox_config::{
     NamespaceMode, NamespaceOption, PodSandboxConfig, Protocol, UserNamespace,
@@ -47,6 +47,17 @@ impl Plan {
             self.cgroup_parent = Some(linux.cgroup_parent.clone());
         }
         self.infra.sysctls.extend(linux.sysctls.clone());
+        if let Some(options) = linux.security_context.selinux_options.as_ref() {
+            self.selinux = LabelOptions {
+                user: options.user.clone(),
+                role: options.role.clone(),
+                kind: options.type_.clone(),
+                level: options.level.clone(),
+                privileged: linux.security_context.privileged,
+            };
+            // Also where SELinux is off: a pod is wrong on every node, or on none.
+            self.selinux.check()?;
+        }
         if let Some(options) = linux.security_context.namespace_options.as_ref() {
             self.take_namespaces(options)?;
         }
