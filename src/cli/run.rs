@@ -73,7 +73,7 @@ pub async fn run(host: &Host, args: Args) -> Result<u8, Failure> {
     let mut signals = Signals::catch()?;
     match args.sandbox {
         Some(ref target) => add(host, target, name, &args, &work, &mut signals).await,
-        None => fresh(host, args, &work, &mut signals).await,
+        None => Box::pin(fresh(host, args, &work, &mut signals)).await,
     }
 }
 

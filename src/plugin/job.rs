@@ -22,8 +22,9 @@ use crate::cgroup::{Group, Layout};
 use crate::config::Config;
 use crate::error::{Context, Result};
 use crate::failpoint;
+use crate::network::netns::Fresh;
 use crate::network::{DAEMONS, NetworkRecord};
-use crate::process::{Identity, Reaper, detach};
+use crate::process::{Identity, Reaper, detach, guard_by_itself};
 use crate::sys;
 
 /// Jobs that may die under one ADD or DEL.
@@ -60,6 +61,8 @@ pub(super) struct Job<'a> {
     pub(super) stop: Signal,
     /// SIGUSR1: look whether the network is somebody's.
     pub(super) look: Signal,
+    /// The netns of a network that is to be made.
+    pub(super) ahead: Option<Fresh>,
 }
 
 /// Starts a job and gives the line on which it says how it went.
@@ -141,11 +144,16 @@ pub fn remove_dead_group(name: &Path) -> Result<()> {
 
 fn run(config: &Config, label: &str, task: &Task<'_>, starter: UnixStream) -> Result<()> {
     detach(&[starter.as_raw_fd()], || open_log(config))?;
-    crate::log::init(LevelFilter::INFO, label);
-    // One for each thread that makes a netns would be 64 MiB of addresses for a few bytes.
+    // One for the thread that makes a netns would be 64 MiB of addresses for a few bytes.
     sys::memory::one_arena();
+    let ahead = match task {
+        Task::Make(request) => work::ahead(config, request),
+        Task::Keep(_) | Task::Undo(_) => None,
+    };
+    crate::log::init(LevelFilter::INFO, label);
+    guard_by_itself();
     failpoint::hit("cni-job.begin")?;
-    let ran = block_on(work(config, task, starter));
+    let ran = block_on(work(config, task, starter, ahead));
     if let Err(error) = &ran {
         tracing::error!(%error, "job ended");
     }
@@ -159,7 +167,12 @@ fn run(config: &Config, label: &str, task: &Task<'_>, starter: UnixStream) -> Re
     ran
 }
 
-async fn work(config: &Config, task: &Task<'_>, starter: UnixStream) -> Result<()> {
+async fn work(
+    config: &Config,
+    task: &Task<'_>,
+    starter: UnixStream,
+    ahead: Option<Fresh>,
+) -> Result<()> {
     let mut job = Job {
         config,
         reaper: Reaper::start()?,
@@ -167,6 +180,7 @@ async fn work(config: &Config, task: &Task<'_>, starter: UnixStream) -> Result<(
         door: Door::known_to(starter),
         stop: signal(SignalKind::terminate()).context(|| "listen for SIGTERM")?,
         look: signal(SignalKind::user_defined1()).context(|| "listen for SIGUSR1")?,
+        ahead,
     };
     let mut place = Place::default();
     let moved = async {

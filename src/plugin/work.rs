@@ -8,6 +8,7 @@ use super::door::Word;
 use super::job::Job;
 use super::request::Request;
 use super::undo;
+use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::network::{self, Attachment, DAEMONS, Holder, NetworkRecord, Owned, netns, userns};
@@ -28,6 +29,12 @@ enum Kept {
     Unclaimed,
 }
 
+/// As a rule the pod has no network yet, and the kernel can begin with its netns while all the rest is made ready.
+pub(super) fn ahead(config: &Config, request: &Request) -> Option<netns::Fresh> {
+    let none_yet = request.key()?.look(config).is_none();
+    none_yet.then(netns::Fresh::begin)?.ok()
+}
+
 /// Makes the network of the pod, or takes over what another job has left of it; then keeps it.
 pub(super) async fn make(job: &mut Job<'_>, request: &Request) -> Result<()> {
     let config = job.config;
@@ -37,9 +44,6 @@ pub(super) async fn make(job: &mut Job<'_>, request: &Request) -> Result<()> {
             "find the pod's key: the daemon tells no name and uid",
         )
     })?;
-    // As a rule the pod has no network yet, and the kernel can begin with its netns while everything is written down.
-    let none_yet = key.look(config).is_none();
-    let ahead = none_yet.then(|| netns::Fresh::begin().ok()).flatten();
     let attached = request.attached();
     let (fresh, others) = NetworkRecord::free_for(config, DAEMONS, &request.id, &attached);
     let fresh = fresh.as_of(&request.id, Some(job.own));
@@ -87,7 +91,7 @@ pub(super) async fn make(job: &mut Job<'_>, request: &Request) -> Result<()> {
                 ..holder
             })?;
         }
-        if let Err(error) = add(job, request, &record, ahead).await {
+        if let Err(error) = add(job, request, &record).await {
             return failed(job, &record, &error).await;
         }
     }
@@ -129,17 +133,12 @@ async fn clear(job: &mut Job<'_>, record: &NetworkRecord, dead: Option<i32>) -> 
         .await
 }
 
-async fn add(
-    job: &mut Job<'_>,
-    request: &Request,
-    record: &NetworkRecord,
-    ahead: Option<netns::Fresh>,
-) -> Result<()> {
+async fn add(job: &mut Job<'_>, request: &Request, record: &NetworkRecord) -> Result<()> {
     let config = job.config;
     let holder = record.holder().unwrap_or_default();
     let attachment: Attachment = request.attachment(&holder.made_for, &holder.netns);
     job.door.stage("netns");
-    let fresh = ahead.map_or_else(netns::Fresh::begin, Ok)?;
+    let fresh = job.ahead.take().map_or_else(netns::Fresh::begin, Ok)?;
     netns::make_of(fresh, &attachment.netns)?;
     job.door.stage("cni-add");
     let reaper = job.reaper.clone();

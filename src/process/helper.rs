@@ -5,6 +5,7 @@
 //! up; under a guard nothing that it started at all is left, unless it ended well.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -17,6 +18,7 @@ use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::warn;
 
+use super::alone::{self, Before};
 use super::child::{Child, Exit};
 use super::identity::{Identity, descendants};
 use super::reaper::Reaper;
@@ -61,7 +63,8 @@ pub struct Helper {
     pub spare_group: bool,
     /// Nothing that it started is left unless it exits with 0, also not what left its group or session (see
     /// [`crate::sys::guard`]); after an exit with 0 nothing is killed. With this, `die_with_parent` and `spare_group`
-    /// mean nothing: all of it dies with us, and the identity that `run_with` tells is the guard's.
+    /// mean nothing: all of it dies with us, and the identity that `run_with` tells is the guard's. In a process that is
+    /// its programs' guard itself ([`super::guard_by_itself`]) the program has none beside it.
     pub guard: bool,
 }
 
@@ -114,7 +117,9 @@ impl Helper {
         let begun = Instant::now();
         let end = begun + self.limit;
         let shown = self.program.display().to_string();
-        let (cap, spare, guarded) = (self.output_cap, self.spare_group, self.guard);
+        let (cap, spare, guard) = (self.output_cap, self.spare_group, self.guard);
+        let before = self.is_alone().then(Before::now);
+        let guarded = guard && before.is_none();
         let (child, mut ends) = self.spawn(reaper)?;
         started(child.identity);
         let spawned = if guarded {
@@ -127,6 +132,7 @@ impl Helper {
             child,
             shown,
             guarded,
+            before,
             live: true,
         };
 
@@ -160,7 +166,7 @@ impl Helper {
             let (exit, timed_out) = seen.unwrap_or_else(|| (Exit::now(Status::Code(255)), false));
             (exit, timed_out, out, err)
         };
-        let spare = if guarded { exit.code == 0 } else { spare };
+        let spare = if guard { exit.code == 0 } else { spare };
         group.finish(spare && !timed_out);
         Ok(Output {
             exit,
@@ -172,8 +178,14 @@ impl Helper {
         })
     }
 
+    /// This process is its guard.
+    fn is_alone(&self) -> bool {
+        self.guard && self.stdio.is_none() && alone::is_guard()
+    }
+
     fn spawn(self, reaper: &Reaper) -> Result<(Child, Ends)> {
         let shown = self.program.display().to_string();
+        let alone = self.is_alone();
         let mut command = Command::new(&self.program);
         command
             .args(&self.args)
@@ -184,11 +196,19 @@ impl Helper {
             command.current_dir(cwd);
         }
         let mut ends = Ends::default();
+        if alone {
+            let theirs = ends
+                .open(self.stdin)
+                .context(|| format!("open pipes for {shown}"))?;
+            let [stdin, stdout, stderr] = &theirs;
+            return Ok((reaper.spawn_alone(&command, [stdin, stdout, stderr])?, ends));
+        }
         let [stdin, stdout, stderr] = match self.stdio {
             Some(stdio) => stdio,
             None => ends
                 .open(self.stdin)
-                .context(|| format!("open pipes for {shown}"))?,
+                .context(|| format!("open pipes for {shown}"))?
+                .map(Stdio::from),
         };
         command.stdin(stdin).stdout(stdout).stderr(stderr);
         if self.guard {
@@ -208,19 +228,20 @@ struct Ends {
 }
 
 impl Ends {
-    fn open(&mut self, input: Vec<u8>) -> io::Result<[Stdio; 3]> {
+    /// The other ends.
+    fn open(&mut self, input: Vec<u8>) -> io::Result<[OwnedFd; 3]> {
         let stdin = if input.is_empty() {
-            Stdio::null()
+            OwnedFd::from(File::open("/dev/null")?)
         } else {
             let (theirs, ours) = io::pipe()?;
             self.stdin = Some((Sender::from_owned_fd(OwnedFd::from(ours))?, input));
-            Stdio::from(theirs)
+            OwnedFd::from(theirs)
         };
         let (ours, stdout) = io::pipe()?;
         self.stdout = Some(Receiver::from_owned_fd(OwnedFd::from(ours))?);
         let (ours, stderr) = io::pipe()?;
         self.stderr = Some(Receiver::from_owned_fd(OwnedFd::from(ours))?);
-        Ok([stdin, Stdio::from(stdout), Stdio::from(stderr)])
+        Ok([stdin, OwnedFd::from(stdout), OwnedFd::from(stderr)])
     }
 }
 
@@ -272,6 +293,8 @@ struct Group {
     child: Child,
     shown: String,
     guarded: bool,
+    /// Where this process is the guard itself.
+    before: Option<Before>,
     live: bool,
 }
 
@@ -297,7 +320,7 @@ impl Group {
     /// The group, and what the program started and is in no group of ours any more. Only while the program lives: what
     /// has lost its parent is nobody's child to be found by.
     fn kill_tree(&self) {
-        let below = match self.guarded {
+        let below = match self.guarded || self.before.is_some() {
             true => Vec::new(),
             false => descendants(self.child.pid()),
         };
@@ -310,6 +333,9 @@ impl Group {
     }
 
     fn kill(&self) {
+        if let Some(before) = &self.before {
+            return before.kill_others();
+        }
         // The guard first: a group that is empty already is no reason to forget what left it.
         let told = match self.guarded {
             true => self.child.signal(libc::SIGTERM),

@@ -138,7 +138,7 @@ pub fn tree_of(pid: i32) -> Vec<i32> {
 }
 
 /// Of every thread: a child belongs to the thread that forked it.
-fn children(pid: i32) -> Vec<i32> {
+pub(super) fn children(pid: i32) -> Vec<i32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task"));
     let of = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).ok();
     let lists = threads.into_iter().flatten().flatten().filter_map(of);

@@ -94,6 +94,14 @@ impl Reaper {
         self.spawn_prepared(command)
     }
 
+    /// The same for a program whose guard this process is itself; see [`sys::spawn::spawn`].
+    pub(super) fn spawn_alone(&self, command: &Command, stdio: [&OwnedFd; 3]) -> Result<Child> {
+        self.register_with(|| {
+            sys::spawn::spawn(command, stdio)
+                .context(|| format!("run {}", command.get_program().to_string_lossy()))
+        })
+    }
+
     fn spawn_prepared(&self, mut command: Command) -> Result<Child> {
         // Held over the spawn: when exec fails, std waits for the child itself, and nobody may be faster.
         let mut table = self.lock();

@@ -19,17 +19,17 @@
 //! program's group (its number is the guard's pid) spares it.
 //! Promise, as for `sys::clone`: between fork and exec nothing is allocated and no lock is taken.
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_void};
+use std::ffi::{CStr, c_void};
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr;
 use std::sync::OnceLock;
 
 use super::clone::{errno, leave};
+use super::image::Image;
 
 /// How long a guard tries to see everything below it end. What hangs in the kernel has its SIGKILL waiting for it.
 const PATIENCE_ROUNDS: u32 = 800;
@@ -37,9 +37,6 @@ const PATIENCE_ROUNDS: u32 = 800;
 const ROUND_NANOS: libc::c_long = 10_000_000;
 
 const NAME: &CStr = c"podvisor-guard";
-
-/// Stack of the program's process until exec: a search of PATH needs a few kilobytes of it.
-const STACK: usize = 32 << 10;
 
 /// Puts a guard between us and what `command` runs. Call it last, after [`super::process::set_up_child`], for a command
 /// with a process group and an environment of its own. The pid that is spawned is the guard's, its end is the program's.
@@ -61,50 +58,22 @@ struct Start {
     /// Our process group.
     group: i32,
     arguments: (usize, usize),
-    /// What the pointers below point at.
-    _texts: [Vec<CString>; 2],
-    /// The program first. Both end with a null pointer.
-    argv: Vec<*const c_char>,
-    envp: Vec<*const c_char>,
-    stack: Vec<MaybeUninit<u128>>,
+    image: Image,
     /// The guard's pid, for the program's process.
     guard: i32,
     /// Why there is no program.
     errno: i32,
 }
 
-// SAFETY: the pointers are to memory that it owns and that nobody changes.
-unsafe impl Send for Start {}
-// SAFETY: as above.
-unsafe impl Sync for Start {}
-
 impl Start {
     fn of(command: &Command) -> io::Result<Self> {
-        let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(io::Error::from);
-        let args = [command.get_program()]
-            .into_iter()
-            .chain(command.get_args());
-        let args: Vec<CString> = args.map(text).collect::<Result<_, _>>()?;
-        let pair = |(key, value): (&OsStr, Option<&OsStr>)| {
-            let pair = [key.as_bytes(), b"=", value?.as_bytes()].concat();
-            Some(text(OsStr::from_bytes(&pair)))
-        };
-        let envs = command.get_envs().filter_map(pair);
-        let envs: Vec<CString> = envs.collect::<Result<_, _>>()?;
-        let ended = |texts: &[CString]| {
-            let pointers = texts.iter().map(|text| text.as_ptr());
-            pointers.chain([ptr::null()]).collect()
-        };
         // SAFETY: neither has preconditions.
         let (parent, group) = unsafe { (libc::getpid(), libc::getpgrp()) };
         Ok(Self {
             parent,
             group,
             arguments: arguments(),
-            argv: ended(&args),
-            envp: ended(&envs),
-            _texts: [args, envs],
-            stack: Vec::with_capacity(STACK / size_of::<u128>()),
+            image: Image::of(command)?,
             guard: 0,
             errno: 0,
         })
@@ -135,7 +104,7 @@ unsafe fn split(start: &mut Start) -> io::Result<()> {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         start.guard = libc::getpid();
-        let top = start.stack.as_mut_ptr().add(start.stack.capacity());
+        let top = start.image.top();
         // In our memory, and we stand still until it has a program: a copy for these few calls costs a quarter of a
         // millisecond.
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
@@ -168,9 +137,7 @@ extern "C" fn program(start: *mut c_void) -> i32 {
             if start.group == 0 {
                 libc::setpgid(0, 0);
             }
-            let argv = start.argv.as_ptr();
-            libc::execvpe(*argv, argv, start.envp.as_ptr());
-            errno()
+            start.image.exec()
         };
         leave(127)
     }

@@ -183,21 +183,40 @@ pub fn nofile_of_children() -> (u64, u64) {
     child_nofile(if known { own.rlim_max } else { NOFILE_HARD })
 }
 
-/// Adds to `command` what each child of ours gets between fork and exec: default signal dispositions, empty mask, the
-/// stated limit of open files, huge pages as they were given to us, no descriptor but 0 to 2, and with
-/// `die_with_parent` SIGKILL when the *thread* that spawns it ends.
-pub fn set_up_child(command: &mut Command, die_with_parent: bool) {
-    let (soft, hard) = nofile_of_children();
-    let nofile = libc::rlimit {
-        rlim_cur: soft,
-        rlim_max: hard,
-    };
-    // SAFETY: getpid has no preconditions.
-    let parent = unsafe { libc::getpid() };
-    let restore_thp = THP_IS_OFF.load(Ordering::Relaxed);
-    let hook = move || {
-        // SAFETY: only async-signal-safe system calls on integers and on values captured before the fork: no
-        // allocation, no lock, so this is sound in the forked child of a process with several threads.
+/// What each child of ours gets between fork and exec: default signal dispositions, empty mask, the stated limit of open
+/// files, huge pages as they were given to us, no descriptor but 0 to 2, and with `die_with_parent` SIGKILL when the
+/// *thread* that spawns it ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SetUp {
+    parent: i32,
+    nofile: libc::rlimit,
+    restore_thp: bool,
+    die_with_parent: bool,
+}
+
+impl SetUp {
+    /// Of a child of this process.
+    pub(super) fn of_child(die_with_parent: bool) -> Self {
+        let (soft, hard) = nofile_of_children();
+        Self {
+            // SAFETY: getpid has no preconditions.
+            parent: unsafe { libc::getpid() },
+            nofile: libc::rlimit {
+                rlim_cur: soft,
+                rlim_max: hard,
+            },
+            restore_thp: THP_IS_OFF.load(Ordering::Relaxed),
+            die_with_parent,
+        }
+    }
+
+    /// Does it, in the child.
+    ///
+    /// # Safety
+    /// Only between fork, or a clone that shares memory, and exec: the calling thread is not as it was.
+    pub(super) unsafe fn apply(&self) -> io::Result<()> {
+        // SAFETY: only async-signal-safe system calls on integers and on values captured before the fork: no allocation,
+        // no lock, so this is sound in the forked child of a process with several threads.
         unsafe {
             for signal in 1..=31 {
                 // A workload must not inherit that somebody ignored SIGHUP or SIGPIPE. KILL and STOP refuse: harmless.
@@ -206,16 +225,16 @@ pub fn set_up_child(command: &mut Command, die_with_parent: bool) {
             let mut none = MaybeUninit::<libc::sigset_t>::uninit();
             libc::sigemptyset(none.as_mut_ptr());
             libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
-            libc::setrlimit(libc::RLIMIT_NOFILE, &nofile);
-            if restore_thp {
+            libc::setrlimit(libc::RLIMIT_NOFILE, &self.nofile);
+            if self.restore_thp {
                 libc::prctl(libc::PR_SET_THP_DISABLE, 0, 0, 0, 0);
             }
-            if die_with_parent {
+            if self.die_with_parent {
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) < 0 {
                     return Err(io::Error::last_os_error());
                 }
                 // The parent may have died before the request was known to the kernel.
-                if libc::getppid() != parent {
+                if libc::getppid() != self.parent {
                     return Err(io::Error::from_raw_os_error(libc::ESRCH));
                 }
             }
@@ -229,8 +248,15 @@ pub fn set_up_child(command: &mut Command, die_with_parent: bool) {
             );
         }
         Ok(())
-    };
-    // SAFETY: see the hook: it may run after fork.
+    }
+}
+
+/// Adds a [`SetUp`] to `command`.
+pub fn set_up_child(command: &mut Command, die_with_parent: bool) {
+    let set_up = SetUp::of_child(die_with_parent);
+    // SAFETY: the hook runs in the child.
+    let hook = move || unsafe { set_up.apply() };
+    // SAFETY: see `SetUp::apply`: it may run after fork.
     unsafe { command.pre_exec(hook) };
 }
 
