@@ -208,6 +208,17 @@ pub fn detach_all(path: &Path) -> Result<()> {
     ))
 }
 
+/// Makes `dir` a mount of its own, of itself: what is mounted below it from now on goes with it by one unmount. Private,
+/// or what is mounted in it would show a second time in the mount it was made of.
+///
+/// # Errors
+/// Those of mount(2).
+pub fn bind_to_itself(dir: &Path) -> io::Result<()> {
+    let call = |source, flags| nix::mount::mount(source, dir, None::<&str>, flags, None::<&str>);
+    call(Some(dir), MsFlags::MS_BIND)?;
+    Ok(call(None, MsFlags::MS_PRIVATE)?)
+}
+
 impl Detached {
     /// A copy of the mount at `path` (of everything below it too, `recursive`), nowhere yet.
     ///
