@@ -21,6 +21,8 @@ mod events;
 mod kit;
 #[path = "pod/networks.rs"]
 mod networks;
+#[path = "pod/paths.rs"]
+mod paths;
 #[path = "pod/robust.rs"]
 mod robust;
 #[path = "pod/sandbox.rs"]

@@ -1,7 +1,7 @@
 //! The pod's own files: hostname, hosts, resolv.conf, and the tmpfs `shm`, in one directory of the pod.
 //!
-//! The directory is a mount of its own, made of itself: what is mounted in it goes with it by one
-//! unmount. Each unmount waits until every processor has seen it.
+//! The directory is a mount of its own, made of itself: shm, and the pins of the pod's namespaces ([`super::pins`]), go
+//! with it by one unmount. Each unmount waits until every processor has seen it.
 //!
 //! Promise: `remove` undoes what any part of `make` did, as often as it is called. Texts from a request are checked
 //! before they become a line: none can smuggle in another one.
@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use nix::mount::{MsFlags, mount};
 use serde::{Deserialize, Serialize};
 
+use super::pins;
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
 use crate::sys::mount::{bind_to_itself, detach_all};
@@ -115,14 +116,15 @@ impl PodFiles {
         write(&dir.join("hosts"), text.as_bytes())
     }
 
-    /// Undo: unmounts `dir` with all below it (detach, repeated until none is left) and removes the
-    /// files, and `dir` if that leaves it empty; absent = done.
+    /// Undo: unmounts `dir` with all below it (detach, repeated until none is left) and removes the pins of the pod's
+    /// namespaces, the files, and `dir` if that leaves it empty; absent = done.
     pub fn remove(dir: &Path) -> Result<()> {
         detach_all(dir)?;
         failpoint::hit("files.remove.half")?;
         let shm = dir.join("shm");
         // One that was mounted where the directory was no mount.
         detach_all(&shm)?;
+        pins::remove(dir)?;
         for name in ["hostname", "hosts", "resolv.conf"] {
             let path = dir.join(name);
             absent_is_done(fs::remove_file(&path))

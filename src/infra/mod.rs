@@ -1,11 +1,12 @@
 //! The infra process, which holds a pod's namespaces, and the pod's own files.
 //!
 //! Owns: the clone into the namespaces, the tiny program that stays there, the rules for sysctls, hostname, hosts,
-//! resolv.conf and the pod's shm. Promises: the process is known before it may run, holds no mount and no descriptor of
+//! resolv.conf and the pod's shm, the pins of its namespaces. Promises: the process is known before it may run, holds no mount and no descriptor of
 //! the host, and a preparation that is given up leaves nothing. Must never touch the network or a container.
 
 mod files;
 mod groups;
+pub mod pins;
 mod spawn;
 mod sysctl;
 

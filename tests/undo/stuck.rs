@@ -66,7 +66,7 @@ fn crio_24_a_stuck_undo_of_each_kind_stops_no_other_and_finishes_by_itself() {
                 hold(kit, kind, false);
                 kit.until(|| {
                     let e = pod.record().effects;
-                    [e.files, e.cgroup, e.netns, e.cni, e.infra] == [Effect::None; 5]
+                    [e.files, e.cgroup, e.netns, e.cni, e.infra, e.pins] == [Effect::None; 6]
                 })
                 .await;
                 pod.stop(POD, None).await.unwrap();
