@@ -470,7 +470,8 @@ fn a_pod_that_lost_its_directory_is_shown_and_removed() {
 /// A cleaner cannot remove what is a mount point.
 fn detach_below(dir: &Path) {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let points = table.lines().filter_map(|l| l.split(' ').nth(4));
+    // The deepest first: one goes with all that is mounted below it.
+    let points = table.lines().rev().filter_map(|l| l.split(' ').nth(4));
     for point in points.filter(|p| Path::new(p).starts_with(dir)) {
         nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH).unwrap();
     }

@@ -23,6 +23,8 @@ mod kit;
 mod labels;
 #[path = "pod/networks.rs"]
 mod networks;
+#[path = "pod/paths.rs"]
+mod paths;
 #[path = "pod/robust.rs"]
 mod robust;
 #[path = "pod/sandbox.rs"]

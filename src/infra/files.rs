@@ -1,5 +1,8 @@
 //! The pod's own files: hostname, hosts, resolv.conf, and the tmpfs `shm`, in one directory of the pod.
 //!
+//! The directory is a mount of its own, made of itself: shm, and the pins of the pod's namespaces ([`super::pins`]), go
+//! with it by one unmount. Each unmount waits until every processor has seen it.
+//!
 //! Promise: `remove` undoes what any part of `make` did, as often as it is called. Texts from a request are checked
 //! before they become a line: none can smuggle in another one.
 
@@ -9,13 +12,15 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use serde::{Deserialize, Serialize};
 
 use super::label;
+use super::pins;
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
+use crate::sys::mount::{bind_to_itself, detach_all};
+use crate::sys::mountinfo;
 
 /// More of a host's file than this is not copied into every pod.
 const MAX_COPY: u64 = 1 << 20;
@@ -73,7 +78,11 @@ impl PodFiles {
         let resolv_conf = self.resolv_conf()?;
         let hostname = self.own_hostname();
         let hosts = self.hosts(&hostname, &[])?;
-        make_dir(dir)?;
+        if make_dir(dir)? || !is_mount(dir)? {
+            failpoint::hit("files.bind.before")?;
+            bind_to_itself(dir)
+                .map_err(|e| Error::mount(format_args!("make {} a mount", dir.display()), e))?;
+        }
         let paths = PodFilePaths {
             hostname: dir.join("hostname"),
             hosts: dir.join("hosts"),
@@ -110,18 +119,15 @@ impl PodFiles {
         self.write(&dir.join("hosts"), text.as_bytes())
     }
 
-    /// Undo: unmounts shm (detach, repeated until none is left) and removes the files, and `dir` if that leaves it
-    /// empty; absent = done.
+    /// Undo: unmounts `dir` with all below it (detach, repeated until none is left) and removes the pins of the pod's
+    /// namespaces, the files, and `dir` if that leaves it empty; absent = done.
     pub fn remove(dir: &Path) -> Result<()> {
+        detach_all(dir)?;
+        failpoint::hit("files.remove.half")?;
         let shm = dir.join("shm");
-        // Bounded: a mount that comes back for ever is somebody at work, not a left-over.
-        for _ in 0..64 {
-            match umount2(&shm, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
-                Ok(()) => {}
-                Err(Errno::EINVAL | Errno::ENOENT | Errno::ENOTDIR) => break,
-                Err(e) => return Err(Error::sys(format_args!("unmount {}", shm.display()), e)),
-            }
-        }
+        // One that was mounted where the directory was no mount.
+        detach_all(&shm)?;
+        pins::remove(dir)?;
         for name in ["hostname", "hosts", "resolv.conf"] {
             let path = dir.join(name);
             absent_is_done(fs::remove_file(&path))
@@ -282,13 +288,23 @@ fn host_file(path: &str) -> Result<Vec<u8>> {
     }
 }
 
-fn make_dir(dir: &Path) -> Result<()> {
+/// False: it was there.
+fn make_dir(dir: &Path) -> Result<bool> {
     match DirBuilder::new().mode(0o700).create(dir) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !dir.is_symlink() && dir.is_dir() => {
-            Ok(())
+            Ok(false)
         }
-        other => other.context(|| format!("make {}", dir.display())),
+        other => other
+            .map(|()| true)
+            .context(|| format!("make {}", dir.display())),
     }
+}
+
+fn is_mount(dir: &Path) -> Result<bool> {
+    let what = || format!("find out whether {} is a mount", dir.display());
+    let dir = fs::canonicalize(dir).context(what)?;
+    let table = mountinfo::read().context(what)?;
+    Ok(table.iter().any(|entry| entry.point == dir))
 }
 
 fn absent_is_done(done: io::Result<()>) -> io::Result<()> {

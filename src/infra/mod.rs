@@ -1,12 +1,14 @@
 //! The infra process, which holds a pod's namespaces, and the pod's own files.
 //!
 //! Owns: the clone into the namespaces, the tiny program that stays there, the rules for sysctls, hostname, hosts,
-//! resolv.conf, the pod's shm and the SELinux labels of it all. Promises: the process is known before it may run, holds no mount and no descriptor of
-//! the host, and a preparation that is given up leaves nothing. Must never touch the network or a container.
+//! resolv.conf, the pod's shm, the pins of its namespaces and the SELinux labels of it all. Promises: the process is known
+//! before it may run, holds no mount and no descriptor of the host, and a preparation that is given up leaves nothing. Must
+//! never touch the network or a container.
 
 mod files;
 mod groups;
 mod label;
+pub mod pins;
 mod spawn;
 mod sysctl;
 

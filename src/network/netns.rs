@@ -14,8 +14,6 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
-use nix::mount::{MntFlags, umount2};
 use nix::sys::statfs::statfs;
 
 use super::{NetworkRecord, disk, markers, userns};
@@ -23,13 +21,12 @@ use crate::config::Config;
 use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
 use crate::sys;
+use crate::sys::pin::clear;
+
 pub use crate::sys::netns::Fresh;
 
 /// Where iproute2 looks.
 const LINKS: &str = "/run/netns";
-
-/// Mounts stacked on one pin beyond this are somebody's loop, not a leak.
-const MAX_STACKED: usize = 1024;
 
 /// Where this sandbox's netns is (to be) pinned; touches nothing.
 pub fn path(config: &Config, namespace: &str, sandbox_id: &str) -> PathBuf {
@@ -108,42 +105,6 @@ pub fn is_pinned(path: &Path) -> bool {
     // Looked at before it is opened: opening what else may be there (a fifo, a device) can block or do something.
     statfs(path).is_ok_and(|s| s.filesystem_type().0 == libc::NSFS_MAGIC)
         && sys::netns::is_netns(path)
-}
-
-/// Takes everything at `path` away: mounts, then the file. A directory goes if it is empty, else it is left to whoever
-/// filled it.
-fn clear(path: &Path) -> Result<()> {
-    for _ in 0..MAX_STACKED {
-        match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
-            Ok(()) => {}
-            // Not a mount point (any more), or not there.
-            Err(Errno::EINVAL | Errno::ENOENT) => return remove(path),
-            Err(e) => return Err(Error::sys(format!("unmount {}", path.display()), e)),
-        }
-    }
-    Err(Error::new(
-        Kind::Busy,
-        format!(
-            "unmount {}: something mounts there faster than it is unmounted; retry",
-            path.display()
-        ),
-    ))
-}
-
-fn remove(path: &Path) -> Result<()> {
-    if !fs::symlink_metadata(path).is_ok_and(|m| m.is_dir()) {
-        return disk::remove_file(path);
-    }
-    match fs::remove_dir(path) {
-        Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => {
-            tracing::warn!(path = %path.display(), "a directory with files in the place of a netns: left there");
-            Ok(())
-        }
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(Error::io(format!("remove {}", path.display()), e))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Brings `lo` up in the netns at `path`; up already = done.

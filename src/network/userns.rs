@@ -6,13 +6,12 @@
 //! the user namespace which the caller gave. The user namespace is pinned beside the netns, at `<path>.user`, so that the
 //! infra process, made later, can join it.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use nix::mount::{MsFlags, mount};
 use nix::sched::CloneFlags;
 
 use super::netns;
@@ -20,6 +19,7 @@ use crate::error::{Context, Error, Kind, Result};
 use crate::process::Reaper;
 use crate::sys;
 use crate::sys::clone::{Report, Step};
+use crate::sys::pin::pin;
 
 /// One range of a user namespace's map: `size` ids from `inside` are those from `outside` on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,23 +170,4 @@ fn write_map(pid: i32, name: &str, map: &[IdRange]) -> Result<()> {
     let what = || format!("write {name} of a user namespace: {}", lines.join(", "));
     fs::write(format!("/proc/{pid}/{name}"), lines.join("\n"))
         .map_err(|e| Error::io(what(), e).as_kind(Kind::Invalid))
-}
-
-fn pin(pid: i32, kind: &str, path: &Path) -> Result<()> {
-    let what = || format!("pin a {kind} namespace at {}", path.display());
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o444)
-        .open(path)
-        .context(what)?;
-    let source = format!("/proc/{pid}/ns/{kind}");
-    mount(
-        Some(source.as_str()),
-        path,
-        None::<&str>,
-        MsFlags::MS_BIND,
-        None::<&str>,
-    )
-    .map_err(|e| Error::mount(what(), e))
 }

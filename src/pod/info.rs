@@ -70,7 +70,7 @@ pub(super) fn pod_context(record: &Record) -> PodContext {
     let mut context = PodContext::default();
     for (kind, path) in namespaces(record) {
         // A private pid namespace is the container's own choice; mount and user are never the pod's to give.
-        if matches!(kind, "network" | "ipc" | "uts") {
+        if let (Some(path), "network" | "ipc" | "uts") = (path, kind) {
             context.join.push((kind.to_owned(), path));
         }
     }
@@ -100,15 +100,20 @@ pub(super) fn pod_context(record: &Record) -> PodContext {
     context
 }
 
-/// Namespaces of the pod by path: the pinned netns, the others through the infra process.
-fn namespaces(record: &Record) -> Vec<(&'static str, PathBuf)> {
-    let (Some(infra), Some(spec)) = (record.infra, &record.infra_spec) else {
+/// Namespaces that are not the host's, by path: a caller's, or our pin. None where the pin is not there (yet, or any
+/// more): through the infra process it would be another's once the pid has come round.
+fn namespaces(record: &Record) -> Vec<(&'static str, Option<PathBuf>)> {
+    let Some(spec) = record
+        .infra_spec
+        .as_ref()
+        .filter(|_| record.infra.is_some())
+    else {
         return Vec::new();
     };
     let of = |kind, file: &str, namespace: &Namespace| match namespace {
         Namespace::Host => None,
-        Namespace::Path(path) => Some((kind, path.clone())),
-        Namespace::New => Some((kind, format!("/proc/{}/ns/{file}", infra.pid).into())),
+        Namespace::Path(path) => Some((kind, Some(path.clone()))),
+        Namespace::New => Some((kind, record.pins.as_ref().map(|pins| pins.join(file)))),
     };
     [
         of("network", "net", &spec.network),
@@ -127,7 +132,10 @@ fn spec(record: &Record, plan: Option<&Plan>) -> Value {
     annotations.extend(plan.iter().flat_map(|p| p.cri_annotations.clone()));
     let namespaces: Vec<Value> = namespaces(record)
         .into_iter()
-        .map(|(kind, path)| json!({"type": kind, "path": path}))
+        .map(|(kind, path)| match path {
+            Some(path) => json!({"type": kind, "path": path}),
+            None => json!({"type": kind}),
+        })
         .chain([json!({"type": "mount"})])
         .collect();
     let mounts: Vec<Value> = pod_context(record)

@@ -387,6 +387,7 @@ pub fn blank(namespace: &str, id: &str) -> Record {
         effects: Default::default(),
         infra: None,
         infra_spec: None,
+        pins: None,
         cgroup: None,
         cgroup_ours: false,
         infra_cgroup: None,

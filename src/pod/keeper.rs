@@ -122,7 +122,7 @@ impl Pod {
         let left = |r: &Record| {
             let e = &r.effects;
             // Of the DEL the record on disk tells: somebody else may have sent it.
-            [e.infra, e.cgroup, e.netns, e.files]
+            [e.infra, e.pins, e.cgroup, e.netns, e.files]
                 .iter()
                 .any(|effect| *effect != Effect::None)
         };

@@ -86,8 +86,11 @@ impl Pod {
     }
 
     fn has_only_network(&self) -> bool {
-        let with = |r: &Record| r.effects.infra == Effect::None && r.effects.cgroup == Effect::None;
-        self.shared.journal.with(with)
+        let none = |r: &Record| {
+            let e = &r.effects;
+            [e.infra, e.pins, e.cgroup] == [Effect::None; 3]
+        };
+        self.shared.journal.with(none)
     }
 
     /// A plugin is at work: it may finish, within its bound, and the reply does not wait for it.

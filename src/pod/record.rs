@@ -60,10 +60,11 @@ pub struct Stage {
 }
 
 /// A side effect, its intent written before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effect {
     /// Not begun, or undone.
+    #[default]
     None,
     /// May have happened.
     Intent,
@@ -185,6 +186,9 @@ pub struct Record {
     pub infra: Option<Identity>,
     /// What it was made from.
     pub infra_spec: Option<InfraSpec>,
+    /// Directory with the pins of the namespaces that were made with it, while they are there.
+    #[serde(default)]
+    pub pins: Option<PathBuf>,
     /// cgroup of the pod (below the mount points).
     pub cgroup: Option<String>,
     /// The pod's cgroup directory is ours to remove.
@@ -201,7 +205,7 @@ pub struct Record {
 }
 
 /// Side effects of the creation, in order.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Effects {
     /// Pod files and shm.
     pub files: Effect,
@@ -213,26 +217,17 @@ pub struct Effects {
     pub cni: Effect,
     /// Infra process.
     pub infra: Effect,
+    /// Pins of the namespaces that were made with it.
+    #[serde(default)]
+    pub pins: Effect,
 }
 
 impl Effects {
     /// Something that StartSandbox makes is there, or may be.
     pub fn owe_creation(&self) -> bool {
-        [self.cgroup, self.netns, self.cni, self.infra]
+        [self.cgroup, self.netns, self.cni, self.infra, self.pins]
             .iter()
             .any(|effect| *effect != Effect::None)
-    }
-}
-
-impl Default for Effects {
-    fn default() -> Self {
-        Self {
-            files: Effect::None,
-            cgroup: Effect::None,
-            netns: Effect::None,
-            cni: Effect::None,
-            infra: Effect::None,
-        }
     }
 }
 

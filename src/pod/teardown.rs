@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::container;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
-use crate::infra::PodFiles;
+use crate::infra::{PodFiles, pins};
 use crate::network::{self, NetworkRecord, netns};
 use crate::process::Reaper;
 use crate::sys::process::told;
@@ -42,7 +42,7 @@ pub(super) fn cgroup_of(config: &Config, namespace: &str, id: &str) -> String {
 pub(super) struct Scope {
     /// Containers from their records (nobody supervises them any more).
     pub containers: bool,
-    /// Pod files and shm.
+    /// Pod files and shm, and with them the pins of namespaces, which are undone by themselves without.
     pub files: bool,
     /// Processes of the pod's own cgroup that belong to nothing we know.
     pub strays: bool,
@@ -107,6 +107,10 @@ pub(super) async fn undo(
             Box::pin(kill_infra(journal))
         }));
     }
+    if !scope.files && record.effects.pins != Effect::None {
+        let run = move || -> Work<'_> { Box::pin(remove_pins(journal)) };
+        steps.push(step("pins", &[], KILL_LIMIT, run));
+    }
     if record.effects.cgroup != Effect::None {
         if scope.strays {
             steps.push(step("strays", &[], KILL_LIMIT, move || {
@@ -137,7 +141,8 @@ pub(super) async fn undo(
             }));
         }
     }
-    if scope.files && record.effects.files != Effect::None {
+    let of_files = [record.effects.files, record.effects.pins];
+    if scope.files && of_files != [Effect::None; 2] {
         let run = move || -> Work<'_> { Box::pin(remove_files(journal)) };
         steps.push(step("files", &["containers"], KILL_LIMIT, run));
     }
@@ -329,6 +334,17 @@ async fn unpin(journal: &Journal) -> Result<()> {
     Ok(())
 }
 
+async fn remove_pins(journal: &Journal) -> Result<()> {
+    failpoint::reach("pins.remove.before").await?;
+    pins::remove(&files_dir(journal.dir()))?;
+    failpoint::reach("pins.remove.after").await?;
+    journal.note(|r| {
+        r.effects.pins = Effect::None;
+        r.pins = None;
+    });
+    Ok(())
+}
+
 async fn remove_files(journal: &Journal) -> Result<()> {
     failpoint::reach("files.remove.before").await?;
     PodFiles::remove(&files_dir(journal.dir()))?;
@@ -336,6 +352,8 @@ async fn remove_files(journal: &Journal) -> Result<()> {
     journal.note(|r| {
         r.effects.files = Effect::None;
         r.files = None;
+        r.effects.pins = Effect::None;
+        r.pins = None;
     });
     Ok(())
 }

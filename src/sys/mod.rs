@@ -16,6 +16,7 @@ pub mod memory;
 pub mod mount;
 pub mod mountinfo;
 pub mod netns;
+pub mod pin;
 pub mod process;
 pub mod pty;
 pub mod sched_core;

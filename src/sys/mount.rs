@@ -11,7 +11,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, umount2};
+
+use crate::error::{Error, Kind, Result};
 
 // From <linux/mount.h>; libc does not have all of them.
 const FSOPEN_CLOEXEC: u32 = 1;
@@ -178,6 +181,43 @@ pub fn replace_bind(source: &Path, target: &Path) -> io::Result<()> {
 }
 
 const OFF: MntFlags = MntFlags::MNT_DETACH.union(MntFlags::UMOUNT_NOFOLLOW);
+
+/// Mounts stacked at one place beyond this are somebody's loop, not a leak.
+const MAX_STACKED: usize = 1024;
+
+/// Detaches what is mounted at `path`, all that is stacked there, each with everything below it; no mount there, or
+/// nothing at all = done. A symbolic link at `path` is not followed.
+///
+/// # Errors
+/// Those of umount(2); Busy when new mounts keep coming.
+pub fn detach_all(path: &Path) -> Result<()> {
+    for _ in 0..MAX_STACKED {
+        match umount2(path, OFF) {
+            Ok(()) => {}
+            // Not a mount point (any more), or not there.
+            Err(Errno::EINVAL | Errno::ENOENT | Errno::ENOTDIR) => return Ok(()),
+            Err(e) => return Err(Error::sys(format!("unmount {}", path.display()), e)),
+        }
+    }
+    Err(Error::new(
+        Kind::Busy,
+        format!(
+            "unmount {}: something mounts there faster than it is unmounted; retry",
+            path.display()
+        ),
+    ))
+}
+
+/// Makes `dir` a mount of its own, of itself: what is mounted below it from now on goes with it by one unmount. Private,
+/// or what is mounted in it would show a second time in the mount it was made of.
+///
+/// # Errors
+/// Those of mount(2).
+pub fn bind_to_itself(dir: &Path) -> io::Result<()> {
+    let call = |source, flags| nix::mount::mount(source, dir, None::<&str>, flags, None::<&str>);
+    call(Some(dir), MsFlags::MS_BIND)?;
+    Ok(call(None, MsFlags::MS_PRIVATE)?)
+}
 
 impl Detached {
     /// A copy of the mount at `path` (of everything below it too, `recursive`), nowhere yet.

@@ -197,7 +197,11 @@ pub fn called(plugin: &Fake, verb: &str, times: usize) {
 /// How many mounts of network namespaces there are.
 pub fn netns_mounts() -> usize {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    table.lines().filter(|l| l.contains(" - nsfs ")).count()
+    let at = |l: &str| l.split(' ').nth(4).is_some_and(|p| p.contains("/netns/"));
+    table
+        .lines()
+        .filter(|l| l.contains(" - nsfs ") && at(l))
+        .count()
 }
 
 /// One connection and its calls, blocking.

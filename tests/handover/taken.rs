@@ -1,5 +1,8 @@
 //! The next supervisor of a pod takes its network over: docs/retry.md, "Across supervisors".
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use podvisor::error::Kind;
@@ -53,6 +56,14 @@ fn a_network_that_was_being_made_at_shutdown_goes_to_the_next_sandbox_of_the_pod
             assert!(kit::real_ips(&second).contains(&bare), "{bare}");
             let taken = second.record().unwrap();
             assert_eq!(taken.network.taken.unwrap().from, "p1");
+            // Only the network is p1's: the other namespaces are made, and pinned, with p2.
+            let (pins, infra) = (taken.pins.unwrap(), taken.infra.unwrap().pid);
+            assert!(pins.starts_with(second.dir()), "{}", pins.display());
+            for kind in ["ipc", "uts", "pid"] {
+                let number = |path: &Path| fs::metadata(path).unwrap().ino();
+                let its = format!("/proc/{infra}/ns/{kind}");
+                assert_eq!(number(&pins.join(kind)), number(Path::new(&its)), "{kind}");
+            }
             let shown = kit::ask(&["inspect", "p2"]).ok().stdout;
             assert!(
                 shown.contains("network taken over from p1, ADD ran "),

@@ -16,6 +16,7 @@ use ttrpc::Code;
 
 use crate::daemon::Bundle;
 use crate::kit::*;
+use crate::paths::{number, paths};
 use crate::support::{Snapshot, cni, eventually, fake, sandboxed};
 
 /// Checklist 63 to 68 and 75, with a `PodSandboxConfig`.
@@ -288,59 +289,6 @@ fn containers_share_the_pod() {
     });
 }
 
-/// What a daemon does that goes by the answer of StartSandbox, and by no process: it takes every namespace's path and the
-/// mounts of the pod's files from there. Nothing of that is bound a second time.
-#[test]
-fn a_container_is_made_of_the_paths_that_start_has_answered() {
-    sandboxed(
-        "sandbox::a_container_is_made_of_the_paths_that_start_has_answered",
-        || {
-            let before = Snapshot::take();
-            on(async {
-                let pod = Pod::launch("p");
-                let client = pod.connect().await;
-                let request = pod.request(Some(&config("web-0")));
-                create(&client, &request).await.unwrap();
-                let answer = start(&client, "p").await.unwrap().spec;
-                assert!(any::is(&answer, any::OCI_SPEC), "{}", answer.type_url);
-                let answer: Value = serde_json::from_slice(&answer.value).unwrap();
-                assert_eq!(
-                    answer["annotations"]["io.kubernetes.cri.container-type"],
-                    "sandbox"
-                );
-                let of_pod = |spec: &mut Value| {
-                    let linux = &answer["linux"];
-                    spec["linux"]["namespaces"] = linux["namespaces"].clone();
-                    // A private one: only a pod that shares its processes gives its own.
-                    let own = spec["linux"]["namespaces"].as_array_mut().unwrap();
-                    own.retain(|n| n["type"] != "pid");
-                    own.push(json!({"type": "pid"}));
-                    spec.as_object_mut().unwrap().remove("hostname");
-                    let files = answer["mounts"].as_array().unwrap();
-                    assert_eq!(files.len(), 4);
-                    let mounts = spec["mounts"].as_array_mut().unwrap();
-                    mounts.retain(|m| files.iter().all(|f| f["destination"] != m["destination"]));
-                    mounts.extend(files.iter().cloned());
-                };
-                let script = "hostname; cat /etc/hostname; echo by-path >/dev/shm/x; \
-                    grep -cE ' /etc/(hosts|hostname|resolv.conf) | /dev/shm ' /proc/mounts";
-                let one = Container::new("one", script, of_pod);
-                one.run(&client).await;
-                assert_eq!(one.wait(&client, "").await.unwrap(), 0);
-                assert_eq!(one.printed(""), "web-0\nweb-0\n4\n");
-                one.delete(&client, "").await.unwrap();
-                let two = Container::new("two", "cat /dev/shm/x", |_| ());
-                two.run(&client).await;
-                assert_eq!(two.wait(&client, "").await.unwrap(), 0);
-                assert_eq!(two.printed(""), "by-path\n");
-                two.delete(&client, "").await.unwrap();
-                pod.shut(&client).await;
-            });
-            before.assert_unchanged();
-        },
-    );
-}
-
 /// Checklist 75 and 78: the pod's cgroup is its parent, which the caller has made and keeps; a path, or a slice of systemd's.
 #[test]
 fn a_pods_cgroup_is_the_callers_and_is_measured() {
@@ -430,20 +378,19 @@ fn check_info(text: &str, pid: u32) {
 }
 
 fn check_spec(spec: &Value, pid: u32) {
-    let listed = spec["linux"]["namespaces"].as_array().unwrap();
-    for (kind, file) in [("network", "net"), ("ipc", "ipc"), ("uts", "uts")] {
-        let path = listed
-            .iter()
-            .find(|n| n["type"] == kind)
-            .and_then(|n| n["path"].as_str())
-            .unwrap();
-        // The path may be a bind mount of it, so the files are compared and not the names.
-        let of = |path: &str| {
-            let meta = fs::metadata(path).unwrap();
-            use std::os::unix::fs::MetadataExt;
-            (meta.dev(), meta.ino())
-        };
-        assert_eq!(of(path), of(&format!("/proc/{pid}/ns/{file}")), "{kind}");
+    let listed = paths(spec);
+    for (kind, file) in [
+        ("network", "net"),
+        ("ipc", "ipc"),
+        ("uts", "uts"),
+        ("pid", "pid"),
+    ] {
+        let (_, path) = listed.iter().find(|(k, _)| k == kind).expect(kind);
+        assert_eq!(
+            number(path),
+            number(&format!("/proc/{pid}/ns/{file}")),
+            "{kind}"
+        );
     }
     assert!(spec["linux"]["cgroupsPath"].is_string());
 }

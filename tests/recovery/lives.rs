@@ -19,6 +19,8 @@ pub enum Life {
     Foreground,
     /// The network's ADD fails once.
     NoNetwork,
+    /// The infra process is made and does not come to run.
+    NoInfra,
     /// The container's create fails once.
     NoContainer,
     /// Its caller has no patience.
@@ -44,6 +46,7 @@ impl Life {
             "container.abandon.before" => Self::NoContainer,
             "container.kill.before" => Self::Foreground,
             "park.after" => Self::Parked,
+            _ if point.starts_with("pins.remove.") => Self::NoInfra,
             _ if point.starts_with("delete.") => Self::Deleted,
             _ if point.starts_with("rescue.") => Self::Killed,
             _ if point.starts_with("salvage.") => Self::Damaged,
@@ -56,6 +59,7 @@ impl Life {
     pub fn live(self, cell: &Cell<'_>, rule: &str) {
         let more = match self {
             Self::NoNetwork => "cni-add.plugin.before=1*fail(no network)\n",
+            Self::NoInfra => "infra.run.before=1*fail(no infra process)\n",
             Self::NoContainer => "runtime-create.after=1*fail(no container)\n",
             Self::Parked => "cni-add.plugin.before=1*delay(1500)\n",
             Self::Owed => "cni-del.plugin.before=fail(no DEL)\n",
@@ -65,7 +69,7 @@ impl Life {
         match self {
             Self::Whole => whole(cell, &rules),
             Self::Foreground => foreground(cell, &rules),
-            Self::NoNetwork | Self::NoContainer => {
+            Self::NoNetwork | Self::NoInfra | Self::NoContainer => {
                 cell.rules(&rules);
                 let failed = cell.podvisor(&cell.run_line(&["-d"]));
                 assert_ne!(failed.code, Some(0));

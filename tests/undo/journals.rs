@@ -10,17 +10,19 @@ use std::time::{Duration, SystemTime};
 
 use podvisor::cgroup::{Group, Layout};
 use podvisor::error::{Kind, Result};
+use podvisor::infra::pins;
 use podvisor::network::{Holder, NetworkRecord, netns};
 use podvisor::pod::gc::{self, Left};
 use podvisor::pod::record::{self, Effect, FILE, Record, State};
 use podvisor::pod::{Deleted, Parked, journal, rescue};
 use podvisor::process::Identity;
+use podvisor::sys::mount::bind_to_itself;
 
 use crate::kit::{Kit, POD, on_its_own, request};
 use crate::mounts;
 
 const SPACE: &str = "default";
-const ALL: [&str; 5] = ["files", "cgroup", "netns", "cni", "infra"];
+const ALL: [&str; 6] = ["files", "cgroup", "netns", "cni", "infra", "pins"];
 
 /// A pod that a crash has left, made by hand.
 struct Remains<'a> {
@@ -69,11 +71,16 @@ impl<'a> Remains<'a> {
                 let files = journal::files_dir(&self.dir);
                 fs::create_dir_all(files.join("shm")).unwrap();
                 fs::write(files.join("hostname"), "p1").unwrap();
+                bind_to_itself(&files).unwrap();
                 mounts::tmpfs(&files.join("shm"), "size=64k");
             }
             "cgroup" => self.group().create().unwrap(),
             "netns" => netns::make(&netns::path(&self.kit.config, SPACE, POD)).unwrap(),
             "cni" => self.owe(None),
+            "pins" => {
+                let own = std::process::id().cast_signed();
+                pins::make(&journal::files_dir(&self.dir), &["ipc", "uts"], own).unwrap();
+            }
             _ => {
                 let infra = process();
                 self.record.infra = Some(infra);
@@ -102,6 +109,7 @@ impl<'a> Remains<'a> {
             "cgroup" => &mut e.cgroup,
             "netns" => &mut e.netns,
             "cni" => &mut e.cni,
+            "pins" => &mut e.pins,
             _ => &mut e.infra,
         }
     }
@@ -174,12 +182,17 @@ fn set_up(row: &str, left: &mut Remains<'_>) -> Option<(Identity, bool)> {
             left.make("cgroup");
             left.age();
         }
+        "directory, pins" => {
+            left.make("files");
+            left.make("pins");
+            left.age();
+        }
         "empty" => {
-            left.done(&["files", "cgroup", "netns", "cni"]);
+            left.done(&["files", "cgroup", "netns", "cni", "pins"]);
             left.cut(0);
         }
         "cut" => {
-            left.done(&["files", "cgroup", "netns", "cni"]);
+            left.done(&["files", "cgroup", "netns", "cni", "pins"]);
             left.cut(700);
         }
         "between two writes" => {
@@ -404,7 +417,8 @@ async fn clean(left: &Remains<'_>, process: Option<(Identity, bool)>) {
     from_the_journal(kit).await.unwrap();
 }
 
-/// All 243 mixtures of effects, intents with and without what they intend, in this boot and in another.
+/// All 243 mixtures of the first five effects, with each state of one of them each of the pins'; intents with and without
+/// what they intend, in this boot and in another.
 #[test]
 fn every_mixture_of_effects_is_undone_in_this_boot_and_in_another() {
     on_its_own(
@@ -413,17 +427,21 @@ fn every_mixture_of_effects_is_undone_in_this_boot_and_in_another() {
             for n in 0..2 * 3_u32.pow(5) {
                 let mut left = Remains::new(kit);
                 let other_boot = n % 2 == 1;
-                let mut digits = n / 2;
+                let (mut digits, mut sum) = (n / 2, 0);
                 let mut text = String::new();
                 for (at, name) in ALL.iter().enumerate() {
-                    let stands =
-                        [Effect::None, Effect::Intent, Effect::Done][(digits % 3) as usize];
+                    let digit = match *name {
+                        "pins" => sum,
+                        _ => digits,
+                    };
+                    let stands = [Effect::None, Effect::Intent, Effect::Done][(digit % 3) as usize];
+                    sum += digits % 3;
                     digits /= 3;
                     *left.effect(name) = stands;
                     // An intent may have happened, or not. What the kernel holds does not outlive a boot.
                     let there = match stands {
                         Effect::None => false,
-                        Effect::Intent => (n as usize + at).is_multiple_of(2),
+                        Effect::Intent => (n as usize / 2 + at).is_multiple_of(2),
                         Effect::Done => true,
                     };
                     if there && (!other_boot || *name == "cni") {
@@ -477,6 +495,7 @@ fn a_journal_cut_at_every_length_is_told_and_undone() {
                 if length % 8 == 0 {
                     let mut left = left;
                     left.make("files");
+                    left.make("pins");
                     left.make("cgroup");
                     left.make("netns");
                     from_the_journal(kit).await.unwrap();

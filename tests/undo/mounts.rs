@@ -27,12 +27,6 @@ pub fn tmpfs(dir: &Path, options: &str) {
     .unwrap_or_else(|e| panic!("{} {options}: {e}", dir.display()));
 }
 
-/// Another file over `path`: it cannot be removed.
-pub fn cover(path: &Path) {
-    mount(Some("/etc/passwd"), path, NONE, MsFlags::MS_BIND, NONE)
-        .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-}
-
 pub fn uncover(path: &Path) {
     umount2(path, MntFlags::empty()).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
 }

@@ -18,8 +18,11 @@ fn hold(kit: &Kit, kind: &str, held: bool) {
         "files" => {
             let hostname = kit.state("default").join("files/hostname");
             match held {
-                true => mounts::cover(&hostname),
-                false => mounts::uncover(&hostname),
+                true => {
+                    std::fs::remove_file(&hostname).unwrap();
+                    std::fs::create_dir(&hostname).unwrap();
+                }
+                false => std::fs::remove_dir(&hostname).unwrap(),
             }
         }
         "cgroup" => mounts::writable(&cgroup_mounts().pop().unwrap(), !held),
@@ -63,7 +66,7 @@ fn crio_24_a_stuck_undo_of_each_kind_stops_no_other_and_finishes_by_itself() {
                 hold(kit, kind, false);
                 kit.until(|| {
                     let e = pod.record().effects;
-                    [e.files, e.cgroup, e.netns, e.cni, e.infra] == [Effect::None; 5]
+                    [e.files, e.cgroup, e.netns, e.cni, e.infra, e.pins] == [Effect::None; 6]
                 })
                 .await;
                 pod.stop(POD, None).await.unwrap();
@@ -144,7 +147,8 @@ fn crio_25_rm_hurries_a_removal_that_is_stuck() {
         let before = Snapshot::take();
         let pod = Pod::up("p1");
         let hostname = pod.dir().join("files/hostname").display().to_string();
-        sh(&format!("mount --bind /etc/passwd {hostname}"));
+        // No file any more: it cannot be removed as one.
+        sh(&format!("rm {hostname} && mkdir {hostname}"));
         // Answered after four seconds, and finished detached.
         pod.probe().shutdown("p1").unwrap();
         let record = pod.record().expect("it is on record");
@@ -154,7 +158,7 @@ fn crio_25_rm_hurries_a_removal_that_is_stuck() {
         assert_eq!(plugin.count("DEL"), 1, "nothing else waited");
         assert_eq!(rig::netns_mounts(), 0);
         let supervisor = pod.supervisor();
-        sh(&format!("umount {hostname}"));
+        sh(&format!("rmdir {hostname}"));
         podvisor(&["--namespace", rig::NAMESPACE, "rm", "-f", "p1"]).ok();
         rig::gone(supervisor);
         before.assert_unchanged();

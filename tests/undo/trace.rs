@@ -119,7 +119,8 @@ fn crio_22_a_creation_that_fails_at_any_step_is_undone_in_reverse_once() {
                 // The answer does not wait for the undo.
                 kit.until(|| {
                     let e = pod.record().effects;
-                    fails == "nothing" || [e.netns, e.cni, e.cgroup, e.infra] == [Effect::None; 4]
+                    fails == "nothing"
+                        || [e.netns, e.cni, e.cgroup, e.infra, e.pins] == [Effect::None; 5]
                 })
                 .await;
                 tokio::time::sleep(Duration::from_millis(100)).await;

@@ -7,7 +7,8 @@ use std::time::SystemTime;
 use crate::cgroup::{Group, Layout};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
-use crate::infra::{self, InfraSpec, Namespace};
+use crate::infra::{self, InfraSpec, Namespace, pins};
+use crate::pod::journal::files_dir;
 use crate::pod::plan::Plan;
 use crate::pod::record::{Effect, State};
 use crate::pod::{Phase, Pod, teardown};
@@ -52,6 +53,7 @@ impl Pod {
             r.effects.infra = Effect::Intent;
             r.infra_spec = Some(spec.clone());
         })?;
+        let kinds = pins::to_pin(&spec);
         if let Some(owner) = &owner {
             // Not on record: it is this process's descriptor. The infra process holds the namespace from now on.
             spec.user = Namespace::Path(format!("/proc/self/fd/{}", owner.as_raw_fd()).into());
@@ -61,11 +63,28 @@ impl Pod {
         failpoint::child("infra.process", prepared.identity().pid);
         failpoint::reach("infra.clone.after").await?;
         // On record before it may run.
-        journal.update(|r| r.infra = Some(prepared.identity()))?;
+        journal.update(|r| {
+            r.infra = Some(prepared.identity());
+            if !kinds.is_empty() {
+                r.effects.pins = Effect::Intent;
+            }
+        })?;
+        let files = files_dir(journal.dir());
+        if !kinds.is_empty() {
+            failpoint::reach("pins.make.before").await?;
+            pins::make(&files, &kinds, prepared.identity().pid)?;
+            failpoint::reach("pins.make.after").await?;
+        }
         failpoint::reach("infra.run.before").await?;
         let child = prepared.run().await?;
         failpoint::reach("infra.run.after").await?;
-        journal.update(|r| r.effects.infra = Effect::Done)?;
+        journal.update(|r| {
+            r.effects.infra = Effect::Done;
+            if !kinds.is_empty() {
+                r.effects.pins = Effect::Done;
+                r.pins = Some(pins::dir(&files));
+            }
+        })?;
         journal.end_stage(None);
         Ok(child)
     }
