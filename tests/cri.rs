@@ -111,6 +111,25 @@ const HOSTS: OnPurpose = OnPurpose {
     why: "A pod is told no names of the node",
 };
 
+const fn sums(key: &'static str, ours: &'static str) -> OnPurpose {
+    OnPurpose {
+        handler: "podvisor",
+        key,
+        theirs: "null",
+        ours,
+        verdict: "better",
+        why: "the pod's sums as they were asked for",
+    }
+}
+
+const SUMS: [OnPurpose; 2] = [
+    sums(
+        "info resources",
+        "{\"cpu_shares\":512,\"memory_limit_in_bytes\":134217728}",
+    ),
+    sums("info overhead", "{\"memory_limit_in_bytes\":8388608}"),
+];
+
 const USERS: OnPurpose = OnPurpose {
     handler: "podvisor",
     key: "a container of its own users",
@@ -162,7 +181,7 @@ fn streams_and_resources_are_alike() {
             ("exec, terminal, resize", streams::exec, &[]),
             ("attach and stdin", streams::attach, &[]),
             ("port-forward", streams::port_forward, &[]),
-            ("resources and update", resources::limits, &[]),
+            ("resources and update", resources::limits, &SUMS),
             ("the pod's memory", resources::of_the_pod, &[]),
             ("stats", resources::stats, &[]),
             ("events", pods::events, &[]),
