@@ -31,6 +31,8 @@ mod security;
 #[path = "cri/streams.rs"]
 mod streams;
 mod support;
+#[path = "cri/users.rs"]
+mod users;
 #[path = "cri/websocket.rs"]
 mod websocket;
 
@@ -53,12 +55,15 @@ struct Round {
     handlers: &'static [&'static str],
     /// Before the names of areas in the table.
     label: &'static str,
+    /// OCI runtime of all handlers; empty: runc.
+    runtime: &'static str,
 }
 
 const NOW: Round = Round {
     peer: "containerd-2.1",
     handlers: &HANDLERS,
     label: "",
+    runtime: "",
 };
 
 /// Where shims are no sandbox controllers yet, and `podvisor` is its podsandbox mode.
@@ -66,6 +71,7 @@ const OLD: Round = Round {
     peer: "containerd-1.6",
     handlers: &["runc", "podvisor"],
     label: "1.x: ",
+    runtime: "",
 };
 
 /// Runs bodies, each for all handlers at once, on one daemon; nothing is left after each.
@@ -73,7 +79,7 @@ fn same_for_all(name: &str, round: Round, areas: &[Area]) {
     Sandbox::new(name)
         .bound(std::time::Duration::from_secs(600))
         .run(|| {
-            let Some(daemon) = node::start(round.peer, "") else {
+            let Some(daemon) = node::start_over(round.peer, round.runtime, "") else {
                 return;
             };
             let mut wrong = Vec::new();
@@ -164,11 +170,21 @@ fn containers_find_the_same_around_them() {
             ("sysctls", pods::sysctls, &[]),
             ("namespaces", pods::namespaces, &[]),
             ("host network", pods::host_network, &[]),
-            ("user namespaces", pods::users, &[USERS]),
+            ("user namespaces", users::without_mapped_mounts, &[USERS]),
             ("volumes and propagation", containers::volumes, &[]),
             ("security contexts", security::contexts, &[]),
         ],
     );
+}
+
+#[test]
+fn volumes_of_pods_with_users_are_mapped_alike() {
+    let round = Round {
+        runtime: users::MAPS,
+        ..NOW
+    };
+    let areas: &[Area] = &[("mapped volumes", users::with_mapped_mounts, &[])];
+    same_for_all("volumes_of_pods_with_users_are_mapped_alike", round, areas);
 }
 
 #[test]
