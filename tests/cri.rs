@@ -10,6 +10,8 @@
 mod containers;
 #[path = "failpoints/cri.rs"]
 mod cri;
+#[path = "cri/daemonset.rs"]
+mod daemonset;
 #[path = "cri/demo.rs"]
 mod demo;
 #[path = "cri/files.rs"]
