@@ -14,6 +14,8 @@ mod cri;
 mod daemonset;
 #[path = "cri/demo.rs"]
 mod demo;
+#[path = "cri/field.rs"]
+mod field;
 #[path = "cri/files.rs"]
 mod files;
 #[path = "failpoints/image.rs"]
@@ -119,6 +121,15 @@ const HOSTS: OnPurpose = OnPurpose {
     why: "A pod is told no names of the node",
 };
 
+const LONG: OnPurpose = OnPurpose {
+    handler: "podvisor",
+    key: "a hostname that is too long",
+    theirs: "error 2",
+    ours: "62 bytes",
+    verdict: "better",
+    why: "a hostname that is too long is cut",
+};
+
 const fn sums(key: &'static str, ours: &'static str) -> OnPurpose {
     OnPurpose {
         handler: "podvisor",
@@ -142,7 +153,7 @@ const USERS: OnPurpose = OnPurpose {
     handler: "podvisor",
     key: "a container of its own users",
     theirs: "refused: the OCI runtime maps no mounts",
-    ours: "0 100000 65536 0 65536 0 500 2 user",
+    ours: "0 100000 65536 0 65536 0 500 65534 65534 2 user",
     verdict: "better",
     why: "the daemon refuses it",
 };
@@ -168,7 +179,7 @@ fn containers_find_the_same_around_them() {
         "containers_find_the_same_around_them",
         NOW,
         &[
-            ("hostname, DNS, hosts, shm", pods::files, &[HOSTS]),
+            ("hostname, DNS, hosts, shm", pods::files, &[HOSTS, LONG]),
             ("sysctls", pods::sysctls, &[]),
             ("namespaces", pods::namespaces, &[]),
             ("host network", pods::host_network, &[]),

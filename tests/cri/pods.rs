@@ -215,6 +215,21 @@ pub fn files(side: &mut Side<'_>) {
     let id = side.kubelet.launch(&pod, &sleeper("a")).unwrap();
     side.sees("63 bytes of hostname", &id, "hostname | wc -c");
     side.kubelet.end(&pod.id);
+    // FL-086a: others than kubelets cut nothing. Here the 63rd byte is a hyphen, with which no name may end.
+    let mut config = side.config("longer", |_, _| {});
+    config.hostname = format!("{}-{}", "a".repeat(62), "b".repeat(40));
+    let seen = match side.kubelet.run(&config, 1) {
+        Err(status) => format!("error {}", status.code),
+        Ok(pod) => {
+            let id = side.kubelet.launch(&pod, &sleeper("a")).unwrap();
+            let name = side.kubelet.sh(&id, "hostname; cat /etc/hostname");
+            assert_eq!(name, [&config.hostname[..62]; 2].join("\n"));
+            format!("{} bytes", config.hostname[..62].len())
+        }
+    };
+    side.say("a hostname that is too long", seen);
+    let name = &config.metadata.name;
+    side.kubelet.clean(name);
 }
 
 /// Those of the pod, and those that daemons add.

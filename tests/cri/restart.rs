@@ -1,6 +1,7 @@
 //! A daemon that is killed and comes back between any two steps, many pods at once, and supervisors that are killed.
 
 use std::fs;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -206,6 +207,7 @@ fn update(id: &str) {
 
 /// A pod with one container each, all at once; then all go at once.
 fn many(daemon: &Containerd, handler: &str, count: usize) -> Seen {
+    let fifos = fifos(daemon);
     let begun = Instant::now();
     let each = |work: &(dyn Fn(usize) -> Option<Pod> + Sync)| -> Vec<Pod> {
         std::thread::scope(|scope| {
@@ -231,8 +233,20 @@ fn many(daemon: &Containerd, handler: &str, count: usize) -> Seen {
         up.as_secs_f64(),
         (begun.elapsed() - up).as_secs_f64()
     );
+    eventually(BOUND, "the daemon closes the pods' pipes", || {
+        (self::fifos(daemon) <= fifos).then_some(())
+    });
     let text = format!("{} up, {} gone", pods.len() == count, gone.len() == count);
     [("pods".to_owned(), text)].into()
+}
+
+/// Pipes, with names and without, that the daemon has open.
+fn fifos(daemon: &Containerd) -> usize {
+    let all = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
+    all.flatten()
+        .filter_map(|entry| fs::metadata(entry.path()).ok())
+        .filter(|meta| meta.file_type().is_fifo())
+        .count()
 }
 
 fn all_at_once(name: &str, count: usize) {

@@ -150,7 +150,7 @@ fn inside(side: &mut Side<'_>, key: &str, id: &str) {
         key,
         id,
         "{ cat /proc/self/uid_map; id -u; cat /sys/class/net/lo/mtu; touch /dev/shm/x && stat -c %u /dev/shm/x; \
-         cat /proc/sys/net/ipv4/ip_unprivileged_port_start; grep -c nameserver /etc/resolv.conf; hostname; } 2>&1 | xargs",
+         cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sys/net/ipv4/ping_group_range; grep -c nameserver /etc/resolv.conf; hostname; } 2>&1 | xargs",
     );
 }
 
