@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::json;
 
 use crate::kubelet::{BOUND, Kubelet, mode, pod, pod_with, sleeper};
 use crate::node::{self, HANDLERS, snapshot, supervisors};
@@ -97,6 +98,57 @@ fn a_pod_on_the_nodes_network_needs_no_network_configuration() {
         }
         before.assert_unchanged();
     });
+}
+
+/// FL-030: before and after the daemon comes back, and the same inside. Which comes first is the daemon's choice (`ip_pref`).
+#[test]
+fn a_pods_addresses_of_both_families_are_told() {
+    Sandbox::new("field::a_pods_addresses_of_both_families_are_told").run(|| {
+        let Some(mut daemon) = node::start("containerd-2.1", "") else {
+            return;
+        };
+        let ranges = json!([[{"subnet": "fd98::/64"}], [{"subnet": "10.98.7.0/24"}]]);
+        let plugin = json!({
+            "type": "bridge", "bridge": "pvcri0", "ipam": {"type": "host-local", "ranges": ranges},
+        });
+        cni::network("pods", vec![plugin]).write_in(Path::new(cni::CONFIGS));
+        daemon.stop();
+        let before = snapshot();
+        daemon.start_again();
+        let mut pods = Vec::new();
+        for handler in HANDLERS {
+            let mut kubelet = Kubelet::of(&daemon, handler);
+            let pod = kubelet.pod(&format!("both-{handler}"));
+            let id = kubelet.launch(&pod, &sleeper("a")).unwrap();
+            let ips = addresses(&mut kubelet, &pod.id);
+            assert!(
+                ips[0].starts_with("10.98.7.") && ips[1].starts_with("fd98::"),
+                "{ips:?}"
+            );
+            pods.push((handler, pod, id, ips));
+        }
+        daemon.kill();
+        daemon.start_again();
+        for (handler, pod, id, ips) in pods {
+            let mut kubelet = Kubelet::of(&daemon, handler);
+            assert_eq!(addresses(&mut kubelet, &pod.id), ips);
+            let inside = kubelet.sh(&id, "ip addr show eth0");
+            for ip in &ips {
+                assert!(inside.contains(&format!(" {ip}/")), "{ip}: {inside}");
+            }
+            kubelet.end(&pod.id);
+        }
+        daemon.stop();
+        before.assert_unchanged();
+    });
+}
+
+fn addresses(kubelet: &mut Kubelet, pod: &str) -> [String; 2] {
+    let status = kubelet.pod_status(pod).unwrap().status.unwrap_or_default();
+    let [more] = status.network.additional_ips.as_slice() else {
+        panic!("{:?}", status.network);
+    };
+    [status.network.ip.clone(), more.ip.clone()]
 }
 
 /// FL-055: the whole pod is killed by somebody who knows its cgroup, again and again.
