@@ -406,7 +406,7 @@ fn rows_with_tests(document: &str) -> (String, usize) {
 }
 
 /// What both versions of the Task service, the Sandbox service and the Streaming service are asked.
-const METHODS: [&str; 27] = [
+const METHODS: [&str; 28] = [
     "Create",
     "Start",
     "State",
@@ -430,6 +430,7 @@ const METHODS: [&str; 27] = [
     "StopSandbox",
     "WaitSandbox",
     "SandboxStatus",
+    "UpdateSandbox",
     "PingSandbox",
     "ShutdownSandbox",
     "SandboxMetrics",

@@ -10,6 +10,8 @@ mod cri;
 mod daemon;
 #[path = "failpoints/image.rs"]
 mod image;
+#[path = "bench/latency.rs"]
+mod latency;
 #[path = "oracle/listener.rs"]
 mod listener;
 #[path = "bench/node.rs"]

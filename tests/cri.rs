@@ -10,8 +10,12 @@
 mod containers;
 #[path = "failpoints/cri.rs"]
 mod cri;
+#[path = "cri/daemonset.rs"]
+mod daemonset;
 #[path = "cri/demo.rs"]
 mod demo;
+#[path = "cri/field.rs"]
+mod field;
 #[path = "cri/files.rs"]
 mod files;
 #[path = "failpoints/image.rs"]
@@ -31,6 +35,8 @@ mod security;
 #[path = "cri/streams.rs"]
 mod streams;
 mod support;
+#[path = "cri/users.rs"]
+mod users;
 #[path = "cri/websocket.rs"]
 mod websocket;
 
@@ -53,12 +59,15 @@ struct Round {
     handlers: &'static [&'static str],
     /// Before the names of areas in the table.
     label: &'static str,
+    /// OCI runtime of all handlers; empty: runc.
+    runtime: &'static str,
 }
 
 const NOW: Round = Round {
     peer: "containerd-2.1",
     handlers: &HANDLERS,
     label: "",
+    runtime: "",
 };
 
 /// Where shims are no sandbox controllers yet, and `podvisor` is its podsandbox mode.
@@ -66,6 +75,7 @@ const OLD: Round = Round {
     peer: "containerd-1.6",
     handlers: &["runc", "podvisor"],
     label: "1.x: ",
+    runtime: "",
 };
 
 /// Runs bodies, each for all handlers at once, on one daemon; nothing is left after each.
@@ -73,7 +83,7 @@ fn same_for_all(name: &str, round: Round, areas: &[Area]) {
     Sandbox::new(name)
         .bound(std::time::Duration::from_secs(600))
         .run(|| {
-            let Some(daemon) = node::start(round.peer, "") else {
+            let Some(daemon) = node::start_over(round.peer, round.runtime, "") else {
                 return;
             };
             let mut wrong = Vec::new();
@@ -111,11 +121,39 @@ const HOSTS: OnPurpose = OnPurpose {
     why: "A pod is told no names of the node",
 };
 
+const LONG: OnPurpose = OnPurpose {
+    handler: "podvisor",
+    key: "a hostname that is too long",
+    theirs: "error 2",
+    ours: "62 bytes",
+    verdict: "better",
+    why: "a hostname that is too long is cut",
+};
+
+const fn sums(key: &'static str, ours: &'static str) -> OnPurpose {
+    OnPurpose {
+        handler: "podvisor",
+        key,
+        theirs: "null",
+        ours,
+        verdict: "better",
+        why: "the pod's sums as they were asked for",
+    }
+}
+
+const SUMS: [OnPurpose; 2] = [
+    sums(
+        "info resources",
+        "{\"cpu_shares\":512,\"memory_limit_in_bytes\":134217728}",
+    ),
+    sums("info overhead", "{\"memory_limit_in_bytes\":8388608}"),
+];
+
 const USERS: OnPurpose = OnPurpose {
     handler: "podvisor",
     key: "a container of its own users",
     theirs: "refused: the OCI runtime maps no mounts",
-    ours: "0 100000 65536 0 65536 0 500 2 user",
+    ours: "0 100000 65536 0 65536 0 500 65534 65534 2 user",
     verdict: "better",
     why: "the daemon refuses it",
 };
@@ -141,15 +179,25 @@ fn containers_find_the_same_around_them() {
         "containers_find_the_same_around_them",
         NOW,
         &[
-            ("hostname, DNS, hosts, shm", pods::files, &[HOSTS]),
+            ("hostname, DNS, hosts, shm", pods::files, &[HOSTS, LONG]),
             ("sysctls", pods::sysctls, &[]),
             ("namespaces", pods::namespaces, &[]),
             ("host network", pods::host_network, &[]),
-            ("user namespaces", pods::users, &[USERS]),
+            ("user namespaces", users::without_mapped_mounts, &[USERS]),
             ("volumes and propagation", containers::volumes, &[]),
             ("security contexts", security::contexts, &[]),
         ],
     );
+}
+
+#[test]
+fn volumes_of_pods_with_users_are_mapped_alike() {
+    let round = Round {
+        runtime: users::MAPS,
+        ..NOW
+    };
+    let areas: &[Area] = &[("mapped volumes", users::with_mapped_mounts, &[])];
+    same_for_all("volumes_of_pods_with_users_are_mapped_alike", round, areas);
 }
 
 #[test]
@@ -162,7 +210,7 @@ fn streams_and_resources_are_alike() {
             ("exec, terminal, resize", streams::exec, &[]),
             ("attach and stdin", streams::attach, &[]),
             ("port-forward", streams::port_forward, &[]),
-            ("resources and update", resources::limits, &[]),
+            ("resources and update", resources::limits, &SUMS),
             ("the pod's memory", resources::of_the_pod, &[]),
             ("stats", resources::stats, &[]),
             ("events", pods::events, &[]),

@@ -33,3 +33,5 @@ mod sandbox;
 mod starting;
 #[path = "pod/stopping.rs"]
 mod stopping;
+#[path = "pod/updating.rs"]
+mod updating;

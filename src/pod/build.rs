@@ -63,6 +63,8 @@ impl Pod {
             r.hostname = plan.hostname.clone();
             r.labels = plan.labels.clone();
             r.annotations = plan.annotations.clone();
+            r.resources = plan.resources.clone();
+            r.overhead = plan.overhead.clone();
             r.network.ports = plan.ports.clone();
             r.network.ours = plan.owns_network();
             r.network.host = plan.network == NetworkPlan::Host;

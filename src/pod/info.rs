@@ -129,7 +129,11 @@ fn namespaces(record: &Record) -> Vec<(&'static str, Option<PathBuf>)> {
 
 fn spec(record: &Record, plan: Option<&Plan>) -> Value {
     let mut annotations = record.annotations.clone();
-    annotations.extend(plan.iter().flat_map(|p| p.cri_annotations.clone()));
+    let notes = plan.map(|p| &p.cri_annotations).filter(|n| !n.is_empty());
+    if let Some(notes) = notes {
+        annotations.extend(notes.clone());
+        annotations.extend(record.resources.iter().flat_map(|r| r.notes()));
+    }
     let namespaces: Vec<Value> = namespaces(record)
         .into_iter()
         .map(|(kind, path)| match path {
@@ -182,9 +186,11 @@ fn info(record: &Record, plan: &Plan) -> Value {
         },
         "netNamespaceClosed": closed,
         "runtimeType": "io.containerd.podvisor.v1",
-        "config": config(plan),
+        "config": config(record, plan),
         "runtimeSpec": spec(record, Some(plan)),
         "cniResult": cni_result(record),
+        "overhead": record.overhead,
+        "resources": record.resources,
         "podvisor": {
             "key": record.key(),
             "state": record.state,
@@ -217,7 +223,7 @@ fn creations(containers: &Containers) -> Value {
     json!({ "open": open, "joined_at_stage": containers.joined() })
 }
 
-fn config(plan: &Plan) -> Value {
+fn config(record: &Record, plan: &Plan) -> Value {
     json!({
         "metadata": {"name": plan.name, "uid": plan.uid, "namespace": plan.pod_namespace, "attempt": plan.attempt},
         "hostname": plan.hostname,
@@ -230,10 +236,12 @@ fn config(plan: &Plan) -> Value {
             "host_ip": p.host_ip,
         })).collect::<Vec<_>>(),
         "labels": plan.labels,
-        "annotations": plan.annotations,
+        "annotations": record.annotations,
         "linux": {
             "cgroup_parent": plan.cgroup_parent.clone().unwrap_or_default(),
             "sysctls": plan.infra.sysctls,
+            "overhead": record.overhead,
+            "resources": record.resources,
         },
     })
 }

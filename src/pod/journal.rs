@@ -383,6 +383,8 @@ pub fn blank(namespace: &str, id: &str) -> Record {
         hostname: String::new(),
         labels: Default::default(),
         annotations: Default::default(),
+        resources: None,
+        overhead: None,
         network: Default::default(),
         effects: Default::default(),
         infra: None,

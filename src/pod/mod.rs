@@ -21,8 +21,10 @@ pub mod record;
 mod removal;
 mod report;
 mod rescue;
+pub mod resources;
 mod teardown;
 mod told;
+mod update;
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;

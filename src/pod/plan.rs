@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::infra::{self, Dns, InfraSpec, LabelOptions, Namespace};
 use crate::network::PortMapping;
+use crate::pod::resources::Resources;
 use crate::proto::cri::sandbox_config::PodSandboxConfig;
 use crate::spec::Spec;
 
@@ -92,6 +93,12 @@ pub struct Plan {
     /// What CRI's own controller notes on the spec of a pod's first process, where NRI and others read it.
     #[serde(skip)]
     pub cri_annotations: BTreeMap<String, String>,
+    /// Sum of the containers' limits; told, not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Box<Resources>>,
+    /// What the pod itself is counted as; told, not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overhead: Option<Box<Resources>>,
     /// Where the kubelet keeps the pod's logs.
     pub log_directory: String,
     /// config.json byte for byte, where there was one.
@@ -125,7 +132,7 @@ impl Plan {
         }
         if let Some(pod) = &request.config {
             plan.take_pod(pod)?;
-            plan.note_for_cri(&request.id, pod);
+            plan.note_for_cri(&request.id);
         }
         plan.annotations.extend(request.annotations);
         plan.spec = request.spec;
@@ -188,6 +195,8 @@ impl Plan {
             labels: BTreeMap::new(),
             annotations: BTreeMap::new(),
             cri_annotations: BTreeMap::new(),
+            resources: None,
+            overhead: None,
             log_directory: String::new(),
             spec: None,
         }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::history::Moment;
+use super::resources::Resources;
 use crate::clock;
 use crate::config::Config;
 use crate::container::ContainerRecord;
@@ -176,8 +177,14 @@ pub struct Record {
     pub hostname: String,
     /// Labels of the pod's metadata.
     pub labels: BTreeMap<String, String>,
-    /// Annotations of the pod's metadata.
+    /// Annotations of the pod's metadata, the latest.
     pub annotations: BTreeMap<String, String>,
+    /// Sum of the containers' limits, the latest that we were told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Box<Resources>>,
+    /// What the pod itself is counted as, beside its containers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overhead: Option<Box<Resources>>,
     /// The network.
     pub network: Network,
     /// Effects, for undo.

@@ -17,6 +17,8 @@ pub const PROCESS_DETAILS: &str = "containerd.runc.v1.ProcessDetails";
 pub const RUNTIME_OPTIONS: &str = "runtimeoptions.v1.Options";
 /// The pod's configuration: [`crate::proto::cri::sandbox_config::PodSandboxConfig`].
 pub const POD_SANDBOX_CONFIG: &str = "runtime.v1.PodSandboxConfig";
+/// Limits as CRI counts them: [`crate::proto::cri::sandbox_config::LinuxContainerResources`].
+pub const CRI_RESOURCES: &str = "runtime.v1.LinuxContainerResources";
 /// No options at all, as `ctr sandboxes run` says it.
 pub const EMPTY: &str = "google.protobuf.Empty";
 /// Statistics on cgroup v1: [`crate::proto::cgroup1::metrics::Metrics`].

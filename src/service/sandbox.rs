@@ -1,4 +1,4 @@
-//! `containerd.runtime.sandbox.v1.Sandbox`, all nine methods.
+//! `containerd.runtime.sandbox.v1.Sandbox`, its nine methods and UpdateSandbox.
 
 use std::path::Path;
 use std::time::Duration;
@@ -113,6 +113,20 @@ impl Sandbox for SandboxService {
             )
             .await?;
             Ok(wire::StopSandboxResponse::new())
+        })
+        .await
+    }
+
+    async fn update_sandbox(
+        &self,
+        _: &TtrpcContext,
+        req: wire::UpdateSandboxRequest,
+    ) -> ttrpc::Result<wire::UpdateSandboxResponse> {
+        let pod = self.pod.clone();
+        guard::detached("UpdateSandbox", async move {
+            let annotations = req.annotations.into_iter().collect();
+            pod.update(&req.sandbox_id, req.resources.as_ref(), annotations)?;
+            Ok(wire::UpdateSandboxResponse::new())
         })
         .await
     }

@@ -18,7 +18,7 @@ use crate::table::Table;
 
 const BOUND: Duration = Duration::from_secs(120);
 
-fn benched(name: &str, body: impl FnOnce()) {
+pub fn benched(name: &str, body: impl FnOnce()) {
     Sandbox::new(name)
         .bound(Duration::from_secs(3600))
         .run(body);
@@ -102,7 +102,7 @@ fn bench_pod_of_our_own() {
 }
 
 /// The kernel takes a netns apart in the background and holds the lock that the next one needs meanwhile.
-fn settle() {
+pub fn settle() {
     std::thread::sleep(Duration::from_millis(200));
 }
 
@@ -160,7 +160,7 @@ fn bench_memory() {
             return;
         };
         let mut table = Table::new("memory");
-        let count = rounds(50);
+        let count = rounds(100);
         for way in NETWORKED {
             memory(&mut table, &daemon, &way, count);
         }
@@ -326,7 +326,8 @@ fn many(table: &mut Table, daemon: &Containerd, way: &Way, count: usize) {
     );
 }
 
-fn made(
+/// RunPodSandbox of `count` pods by so many workers, with the time of each.
+pub fn made(
     daemon: &Containerd,
     way: &Way,
     prefix: &str,
@@ -353,7 +354,8 @@ fn made(
     })
 }
 
-fn removed(daemon: &Containerd, ids: &[String], workers: usize) {
+/// Stop and removal by so many workers.
+pub fn removed(daemon: &Containerd, ids: &[String], workers: usize) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..workers {

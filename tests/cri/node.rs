@@ -10,10 +10,14 @@ use nix::unistd::Pid;
 use crate::image::{self, PAUSE};
 use crate::kubelet::{Kubelet, pod_with};
 use crate::support::{Containerd, Scope, Snapshot, cni, require};
+use crate::users;
 use crate::wire::sandbox_config::*;
 
 /// containerd's own shim, ours as sandbox controller, ours for a pause container.
 pub const HANDLERS: [&str; 3] = ["runc", "podvisor", "podvisor-pod"];
+
+/// The file of podvisor's settings where there is one.
+const SETTINGS: &str = "/run/podvisor.toml";
 
 /// One handler's view: the kubelet, and what it has seen.
 #[derive(Debug)]
@@ -62,9 +66,14 @@ impl<'a> Side<'a> {
 
 /// The daemon with everything a pod needs; None where it is not installed.
 pub fn start(peer: &str, more: &str) -> Option<Containerd> {
+    start_over(peer, "", more)
+}
+
+/// The same with this OCI runtime for all handlers of a daemon of 2.x; the empty name is runc.
+pub fn start_over(peer: &str, runtime: &str, more: &str) -> Option<Containerd> {
     let peer = require::peer(peer)?;
     cni::use_real_plugins()?;
-    if !require::tool("runc") {
+    if !require::tool("runc") || (runtime == users::MAPS && !users::install_maps()) {
         return None;
     }
     network().write();
@@ -84,7 +93,22 @@ pub fn start(peer: &str, more: &str) -> Option<Containerd> {
              [plugins.\"io.containerd.cri.v1.images\".pinned_images]\nsandbox = \"{PAUSE}\"\n"
         )
     };
-    let daemon = Containerd::builder(&peer).config(&(config + more)).start();
+    let mut daemon = Containerd::builder(&peer);
+    let mut named = String::new();
+    if !runtime.is_empty() {
+        // For ours it is in the configuration: docs/kubernetes.md says why.
+        fs::write(
+            SETTINGS,
+            format!("[options]\nbinary_name = \"{runtime}\"\n"),
+        )
+        .unwrap();
+        daemon = daemon.env("PODVISOR_CONFIG", SETTINGS);
+        named = format!(
+            "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc.options]\n\
+             BinaryName = \"{runtime}\"\n"
+        );
+    }
+    let daemon = daemon.config(&(config + &named + more)).start();
     image::import(&daemon);
     Some(daemon)
 }

@@ -71,6 +71,9 @@ pub fn limits(side: &mut Side<'_>) {
     let info: serde_json::Value = serde_json::from_str(&info["info"]).unwrap();
     let first = fs::read_to_string(format!("/proc/{}/oom_score_adj", info["pid"])).unwrap();
     side.say("OOM score of the pod's own process", first.trim());
+    for key in ["resources", "overhead"] {
+        side.say(&format!("info {key}"), &info[key]);
+    }
     let update = UpdateContainerResourcesRequest {
         container_id: id.clone(),
         linux: MessageField::some(LinuxContainerResources {

@@ -1,10 +1,17 @@
 //! A daemon that is killed and comes back between any two steps, many pods at once, and supervisors that are killed.
 
 use std::fs;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
+use podvisor::client::{self, Client};
+use podvisor::pod::record;
+use podvisor::proto::any;
+use podvisor::proto::cri::sandbox_config::LinuxContainerResources;
+use podvisor::proto::sandbox::sandbox::UpdateSandboxRequest;
+use serde_json::{Value, json};
 
 use crate::kubelet::{BOUND, Kubelet, Pod, container, log, pod, sleeper};
 use crate::node::{self, HANDLERS, OnPurpose, Seen, Side, snapshot, supervisors};
@@ -144,8 +151,63 @@ fn a_daemon_that_comes_back_finds_all_as_it_was() {
         });
 }
 
+/// No daemon sends it yet: said to the supervisor itself, told by the daemon.
+#[test]
+fn an_update_of_a_pod_is_told_by_the_daemon_that_comes_back() {
+    Sandbox::new("restart::an_update_of_a_pod_is_told_by_the_daemon_that_comes_back").run(|| {
+        let Some(mut daemon) = node::start("containerd-2.1", "") else {
+            return;
+        };
+        daemon.stop();
+        let before = snapshot();
+        daemon.start_again();
+        let mut kubelet = Kubelet::of(&daemon, "podvisor");
+        let pod = kubelet.pod("updated");
+        update(&pod.id);
+        for daemon_is_new in [false, true] {
+            if daemon_is_new {
+                daemon.kill();
+                daemon.start_again();
+                kubelet = Kubelet::of(&daemon, "podvisor");
+            }
+            let info = kubelet.pod_status(&pod.id).unwrap().info;
+            let info: Value = serde_json::from_str(&info["info"]).unwrap();
+            assert_eq!(info["resources"], json!({"cpu_shares": 1024}));
+            assert_eq!(info["config"]["annotations"], json!({"team": "new"}));
+        }
+        kubelet.end(&pod.id);
+        daemon.stop();
+        before.assert_unchanged();
+    });
+}
+
+/// UpdateSandbox over the socket of the pod's supervisor.
+fn update(id: &str) {
+    let dir = Path::new("/run/podvisor/k8s.io").join(id);
+    let address = record::read(&dir).unwrap().address;
+    let resources = LinuxContainerResources {
+        cpu_shares: 1024,
+        ..Default::default()
+    };
+    let request = UpdateSandboxRequest {
+        sandbox_id: id.into(),
+        resources: Some(any::pack(any::CRI_RESOURCES, &resources).unwrap()).into(),
+        annotations: [("team".to_owned(), "new".to_owned())].into(),
+        ..Default::default()
+    };
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().build().unwrap();
+    runtime.block_on(async {
+        let supervisor = Client::connect(&address).await.unwrap();
+        let context = client::context(Some(BOUND));
+        let sandbox = supervisor.sandbox();
+        sandbox.update_sandbox(context, &request).await.unwrap();
+    });
+}
+
 /// A pod with one container each, all at once; then all go at once.
 fn many(daemon: &Containerd, handler: &str, count: usize) -> Seen {
+    let fifos = fifos(daemon);
     let begun = Instant::now();
     let each = |work: &(dyn Fn(usize) -> Option<Pod> + Sync)| -> Vec<Pod> {
         std::thread::scope(|scope| {
@@ -171,8 +233,20 @@ fn many(daemon: &Containerd, handler: &str, count: usize) -> Seen {
         up.as_secs_f64(),
         (begun.elapsed() - up).as_secs_f64()
     );
+    eventually(BOUND, "the daemon closes the pods' pipes", || {
+        (self::fifos(daemon) <= fifos).then_some(())
+    });
     let text = format!("{} up, {} gone", pods.len() == count, gone.len() == count);
     [("pods".to_owned(), text)].into()
+}
+
+/// Pipes, with names and without, that the daemon has open.
+fn fifos(daemon: &Containerd) -> usize {
+    let all = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
+    all.flatten()
+        .filter_map(|entry| fs::metadata(entry.path()).ok())
+        .filter(|meta| meta.file_type().is_fifo())
+        .count()
 }
 
 fn all_at_once(name: &str, count: usize) {

@@ -1,6 +1,8 @@
 //! Through CRI, in containerd's podsandbox mode: the scenarios of its own `sandbox_run_rollback` tests, and the same with
 //! other methods failing.
 
+use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cri::Cri;
@@ -268,6 +270,45 @@ fn pods_whose_methods_fail_can_be_removed_after_a_restart() {
         "pods::pods_whose_methods_fail_can_be_removed_after_a_restart",
         || played(SCENARIOS.iter().collect(), true),
     );
+}
+
+/// A kubelet whose deadline passes while the supervisor is at it: the daemon says ShutdownSandbox over a connection that it
+/// closes in the same moment, and takes the bundle away. The creation is undone, and no file of it comes back.
+#[test]
+fn a_creation_whose_caller_gave_up_is_undone() {
+    sandboxed("pods::a_creation_whose_caller_gave_up_is_undone", || {
+        let Some(daemon) = daemon() else { return };
+        let before = Snapshot::take();
+        let mut cri = Cri::of(&daemon);
+        for method in ["CreateSandbox", "StartSandbox"] {
+            let late = annotations(&[(method, "1*delay(3000)")]);
+            let config = Cri::config("late", &late);
+            let up = cri.run("before", "fp-shim", &[]).unwrap();
+            assert_eq!(bundles(&daemon).len(), 1, "this is where they are");
+            cri.remove(&up).unwrap();
+            let error = cri
+                .run_within(&config, "fp-shim", Duration::from_secs(1))
+                .unwrap_err();
+            assert_eq!(error.code, 4, "{method}: {error:?}");
+            eventually(Duration::from_secs(30), "the pod is gone", || {
+                for pod in cri.list() {
+                    let _ = cri.remove(&pod.id);
+                }
+                cri.list().is_empty().then_some(())
+            });
+            before.assert_unchanged();
+            assert_eq!(bundles(&daemon), Vec::<PathBuf>::new(), "{method}");
+        }
+    });
+}
+
+/// Of sandboxes and of tasks.
+fn bundles(daemon: &Containerd) -> Vec<PathBuf> {
+    let below = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
+    let plugins = below(daemon.state.clone()).map(|e| e.path());
+    plugins
+        .flat_map(|dir| below(dir.join("k8s.io")).map(|e| e.path()))
+        .collect()
 }
 
 #[test]

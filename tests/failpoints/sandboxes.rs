@@ -107,6 +107,7 @@ impl Own {
             "StartSandbox" => ask!(start_sandbox, StartSandboxRequest),
             "Platform" => ask!(platform, PlatformRequest),
             "SandboxStatus" => ask!(sandbox_status, SandboxStatusRequest),
+            "UpdateSandbox" => ask!(update_sandbox, UpdateSandboxRequest),
             "PingSandbox" => ask!(ping_sandbox, PingRequest),
             "SandboxMetrics" => ask!(sandbox_metrics, SandboxMetricsRequest),
             "StopSandbox" => ask!(stop_sandbox, StopSandboxRequest),
@@ -132,11 +133,12 @@ fn spec(all: &[(String, String)]) -> Value {
 }
 
 /// In the order of a pod's life; each is asked until it works.
-const METHODS: [&str; 9] = [
+const METHODS: [&str; 10] = [
     "CreateSandbox",
     "StartSandbox",
     "Platform",
     "SandboxStatus",
+    "UpdateSandbox",
     "PingSandbox",
     "SandboxMetrics",
     "StopSandbox",

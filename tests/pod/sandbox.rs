@@ -1,4 +1,4 @@
-//! The sandbox service: nine methods, three kinds of request, every state.
+//! The sandbox service: its methods, three kinds of request, every state.
 
 use std::fs;
 use std::path::Path;

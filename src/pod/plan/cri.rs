@@ -4,6 +4,7 @@ use super::{Plan, invalid};
 use crate::error::Result;
 use crate::infra::{self, Dns, IdMapping, LabelOptions, Namespace};
 use crate::network::PortMapping;
+use crate::pod::resources::Resources;
 use crate::proto::cri::sandbox_config::{
     NamespaceMode, NamespaceOption, PodSandboxConfig, Protocol, UserNamespace,
 };
@@ -46,6 +47,9 @@ impl Plan {
         if !linux.cgroup_parent.is_empty() {
             self.cgroup_parent = Some(linux.cgroup_parent.clone());
         }
+        let boxed = |given| Box::new(Resources::from(given));
+        self.resources = linux.resources.as_ref().map(boxed);
+        self.overhead = linux.overhead.as_ref().map(boxed);
         self.infra.sysctls.extend(linux.sysctls.clone());
         if let Some(options) = linux.security_context.selinux_options.as_ref() {
             self.selinux = LabelOptions {
@@ -64,8 +68,8 @@ impl Plan {
         Ok(())
     }
 
-    pub(super) fn note_for_cri(&mut self, id: &str, pod: &PodSandboxConfig) {
-        let mut notes = vec![
+    pub(super) fn note_for_cri(&mut self, id: &str) {
+        let notes = [
             ("container-type", "sandbox".to_owned()),
             ("sandbox-id", id.to_owned()),
             ("sandbox-name", self.name.clone()),
@@ -73,16 +77,8 @@ impl Plan {
             ("sandbox-uid", self.uid.clone()),
             ("sandbox-log-directory", self.log_directory.clone()),
         ];
-        if let Some(sum) = pod.linux.as_ref().and_then(|l| l.resources.as_ref()) {
-            notes.extend([
-                ("sandbox-cpu-period", sum.cpu_period.to_string()),
-                ("sandbox-cpu-quota", sum.cpu_quota.to_string()),
-                ("sandbox-cpu-shares", sum.cpu_shares.to_string()),
-                ("sandbox-memory", sum.memory_limit_in_bytes.to_string()),
-            ]);
-        }
-        let notes = notes.into_iter();
         self.cri_annotations = notes
+            .into_iter()
             .map(|(key, value)| (format!("io.kubernetes.cri.{key}"), value))
             .collect();
     }
