@@ -52,15 +52,19 @@ pub(super) fn in_place(config: &Config, record: &Path) -> PathBuf {
 /// An existing good pin is an error (Exists); anything else that was left there is replaced. In a user namespace of the
 /// pod's own: [`super::userns::make`].
 pub fn make(path: &Path) -> Result<()> {
-    make_of(Fresh::begin()?, path)
+    made(path, Fresh::begin)
 }
 
 /// The same of one that was begun before.
 pub fn make_of(fresh: Fresh, path: &Path) -> Result<()> {
+    made(path, || Ok(fresh))
+}
+
+fn made(path: &Path, fresh: impl FnOnce() -> Result<Fresh>) -> Result<()> {
     let what = || format!("make netns {}", path.display());
     prepare(path).map_err(|e| e.within(what()))?;
     failpoint::hit("netns.pin.before")?;
-    fresh.pin(path)?;
+    fresh()?.pin(path)?;
     failpoint::hit("netns.pin.after")?;
     show(path);
     Ok(())

@@ -8,8 +8,9 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use super::alone::{self, Before};
 use super::child::{Child, Exit};
 use super::identity::{Identity, descendants};
 use super::reaper::Reaper;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Kind, Result};
 use crate::failpoint;
 use crate::sys::guard;
 use crate::sys::process::Status;
@@ -178,6 +179,14 @@ impl Helper {
         })
     }
 
+    fn holds_nul(&self) -> bool {
+        let pairs = self.env.iter().flat_map(|(key, value)| [key, value]);
+        let texts = self.args.iter().chain(pairs).map(OsString::as_os_str);
+        let dir = self.cwd.as_deref().map(Path::as_os_str);
+        let mut all = texts.chain([self.program.as_os_str()]).chain(dir);
+        all.any(|text| text.as_bytes().contains(&0))
+    }
+
     /// This process is its guard.
     fn is_alone(&self) -> bool {
         self.guard && self.stdio.is_none() && alone::is_guard()
@@ -185,6 +194,15 @@ impl Helper {
 
     fn spawn(self, reaper: &Reaper) -> Result<(Child, Ends)> {
         let shown = self.program.display().to_string();
+        // A command would put other text in its place, and tell it only where it is spawned by std.
+        if self.holds_nul() {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!(
+                    "run {shown}: there is a NUL in its name, its arguments or its environment"
+                ),
+            ));
+        }
         let alone = self.is_alone();
         let mut command = Command::new(&self.program);
         command
