@@ -61,7 +61,8 @@ fn alive(dir: &Path) -> usize {
         .filter(|n: &u32| {
             let pid = fs::read_to_string(dir.join(n.to_string())).unwrap_or_default();
             let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-            stat.contains("(sleep)") && !stat.contains(") Z ")
+            // Of a sleep, or of a shell that is about to be one.
+            !pid.is_empty() && !stat.is_empty() && !stat.contains(") Z ")
         })
         .count()
 }

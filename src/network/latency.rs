@@ -4,6 +4,7 @@
 //! Must never hold a pod up or fail it: a sample that cannot be added at once is lost, and a damaged file begins anew.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,15 @@ impl Histogram {
         self.sum_us = self.sum_us.saturating_add(us);
         self.buckets[bucket] += 1;
     }
+
+    fn add_all(&mut self, other: &Self) {
+        self.count += other.count;
+        self.failed += other.failed;
+        self.sum_us = self.sum_us.saturating_add(other.sum_us);
+        for (bucket, more) in self.buckets.iter_mut().zip(other.buckets) {
+            *bucket += more;
+        }
+    }
 }
 
 /// By network, then by command ("ADD", "DEL").
@@ -52,16 +62,52 @@ pub fn latencies(config: &Config) -> Latencies {
     tally::read(config, FILE)
 }
 
+/// What this process has collected; None: it does not.
+static COLLECTED: Mutex<Option<Latencies>> = Mutex::new(None);
+
+/// From now on this process adds its chains when [`add_collected`] is called, and not while somebody waits for one.
+pub fn collect() {
+    collected().get_or_insert_default();
+}
+
+/// Adds what was collected since the last time.
+pub fn add_collected(config: &Config) {
+    let Some(mut new) = collected().replace(Latencies::new()) else {
+        return;
+    };
+    if new.is_empty() {
+        return;
+    }
+    let added = tally::update(config, FILE, |all: &mut Latencies| {
+        for (network, commands) in std::mem::take(&mut new) {
+            let there = all.entry(network).or_default();
+            for (command, histogram) in commands {
+                there.entry(command).or_default().add_all(&histogram);
+            }
+        }
+    });
+    if let Err(error) = added {
+        tracing::debug!(%error, "durations are left out of the histogram");
+    }
+}
+
+fn collected() -> MutexGuard<'static, Option<Latencies>> {
+    COLLECTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Adds one chain.
 pub(super) fn note(config: &Config, network: &str, command: Command, took: Duration, failed: bool) {
-    let added = tally::update(config, FILE, |all: &mut Latencies| {
+    let add = |all: &mut Latencies| {
         all.entry(network.to_owned())
             .or_default()
             .entry(command.as_str().to_owned())
             .or_default()
             .add(took, failed);
-    });
-    if let Err(error) = added {
+    };
+    if let Some(collected) = collected().as_mut() {
+        return add(collected);
+    }
+    if let Err(error) = tally::update(config, FILE, add) {
         tracing::debug!(%error, network, "a duration is left out of the histogram");
     }
 }

@@ -57,7 +57,7 @@ pub use facts::{AddResult, Address, Dns, Facts, Interface, Route, Timing};
 pub use find::{bad_confs, list_confs, load_conf};
 pub use gc::{Collected, Valid, gc, stale};
 pub use handover::{Owned, Parking, PodKey, Watching, own};
-pub use latency::{BOUNDS_MS, Histogram, Latencies, latencies};
+pub use latency::{BOUNDS_MS, Histogram, Latencies, add_collected, collect, latencies};
 pub use markers::{NetworkRecord, OnRecord};
 pub use orphans::{kill_orphans, kill_orphans_alone, kill_orphans_of};
 pub use owed::{Debt, FIRST_PAUSE, Holder, LONGEST_PAUSE};

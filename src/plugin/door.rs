@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
+use tokio::time::{Instant, sleep_until};
 
 use super::seen::root;
 use crate::clock;
@@ -22,6 +23,9 @@ use crate::sys::dir::make_private;
 
 /// Before a door is looked for again, or a network that is changing hands.
 pub(super) const PAUSE: Duration = Duration::from_millis(5);
+
+/// How long a stage lasts that is worth writing.
+const WRITE_AFTER: Duration = Duration::from_millis(50);
 
 /// What a job says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +56,8 @@ pub(super) struct Door {
     dir: PathBuf,
     listener: Option<UnixListener>,
     waiting: Vec<UnixStream>,
+    /// What is not written yet of what is being done, and when it is to be.
+    pending: Option<(Stage, Instant)>,
 }
 
 impl Door {
@@ -61,6 +67,7 @@ impl Door {
             dir: PathBuf::new(),
             listener: None,
             waiting: vec![starter],
+            pending: None,
         }
     }
 
@@ -81,17 +88,21 @@ impl Door {
         Ok(())
     }
 
-    /// Says what is done from now on.
-    pub(super) fn stage(&self, name: &str) {
+    /// Says what is done from now on: written where it lasts, because that is what people look at.
+    pub(super) fn stage(&mut self, name: &str) {
         tracing::info!(step = name, "stage");
         let stage = Stage {
             name: name.to_owned(),
             since: clock::unix_nanos(SystemTime::now()),
             pid: std::process::id(),
         };
+        self.pending = Some((stage, Instant::now() + WRITE_AFTER));
+    }
+
+    fn write(&self, stage: &Stage) {
         let temp = self.dir.join("stage.new");
         // For people only; a full tmpfs must not stop the work.
-        let written = serde_json::to_vec(&stage)
+        let written = serde_json::to_vec(stage)
             .map_err(io::Error::other)
             .and_then(|text| fs::write(&temp, text))
             .and_then(|()| fs::rename(&temp, self.dir.join(STAGE)));
@@ -109,12 +120,23 @@ impl Door {
         }
     }
 
-    /// The next waiter.
+    /// The next waiter. Meanwhile the stage is written when it is time.
     pub(super) async fn let_in(&mut self) {
         let Some(listener) = &self.listener else {
             return std::future::pending().await;
         };
-        match listener.accept().await {
+        let mut accept = std::pin::pin!(listener.accept());
+        let accepted = loop {
+            let Some((stage, due)) = &self.pending else {
+                break accept.await;
+            };
+            tokio::select! {
+                accepted = &mut accept => break accepted,
+                () = sleep_until(*due) => self.write(stage),
+            }
+            self.pending = None;
+        };
+        match accepted {
             Ok((stream, _)) => {
                 if let Ok(stream) = stream.into_std() {
                     self.waiting.push(stream);
@@ -207,10 +229,12 @@ mod tests {
         let mut door = Door::known_to(theirs);
         door.open(&config, "aa").unwrap();
         door.stage("netns");
-        assert_eq!(
-            crate::network::stage_at(&config, "aa").unwrap().name,
-            "netns"
-        );
+        door.stage("cni-add");
+        assert!(crate::network::stage_at(&config, "aa").is_none());
+        let nobody = tokio::time::timeout(WRITE_AFTER * 4, door.let_in());
+        assert!(nobody.await.is_err());
+        let written = crate::network::stage_at(&config, "aa").unwrap();
+        assert_eq!(written.name, "cni-add");
         let mut starter = Wait::on(ours);
         assert_eq!(starter.word(Duration::ZERO).unwrap(), None);
         let mut other = Wait::at(&config, "aa").unwrap();

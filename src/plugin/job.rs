@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::error::{Context, Result};
 use crate::failpoint;
 use crate::network::netns::Fresh;
-use crate::network::{DAEMONS, NetworkRecord};
+use crate::network::{self, DAEMONS, NetworkRecord};
 use crate::process::{Identity, Reaper, detach, guard_by_itself};
 use crate::sys;
 
@@ -152,8 +152,10 @@ fn run(config: &Config, label: &str, task: &Task<'_>, starter: UnixStream) -> Re
     };
     crate::log::init(LevelFilter::INFO, label);
     guard_by_itself();
+    network::collect();
     failpoint::hit("cni-job.begin")?;
     let ran = block_on(work(config, task, starter, ahead));
+    network::add_collected(config);
     if let Err(error) = &ran {
         tracing::error!(%error, "job ended");
     }

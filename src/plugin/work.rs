@@ -170,6 +170,7 @@ async fn keep(job: &mut Job<'_>, record: &NetworkRecord) -> Result<()> {
     job.door.stage("parked");
     failpoint::reach("cni-job.park.after").await?;
     job.door.tell(&Word::Look);
+    network::add_collected(job.config);
     match wait(job, record).await {
         Kept::Taken => {
             close(job, record);
