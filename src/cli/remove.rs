@@ -18,7 +18,9 @@ use crate::network::NetworkRecord;
 use crate::pod::gc::OwedNetwork;
 use crate::pod::record::{self, Found, Record, State};
 use crate::pod::{self, Parked};
+use crate::process::Identity;
 use crate::proto::sandbox::sandbox::ShutdownSandboxRequest;
+use crate::proto::task_v3::shim::ConnectRequest;
 
 use super::host::Host;
 use super::supervisor::label;
@@ -250,7 +252,9 @@ async fn dismiss(host: &Host, id: &str) -> Result<()> {
         sandbox_id: id.to_owned(),
         ..Default::default()
     };
-    let answer = client::retry_closed(&socket.to_string_lossy(), |client| {
+    let address = socket.to_string_lossy();
+    let process = process_of(&address, id).await;
+    let answer = client::retry_closed(&address, |client| {
         let request = request.clone();
         async move {
             let answer = client
@@ -271,7 +275,25 @@ async fn dismiss(host: &Host, id: &str) -> Result<()> {
     while client::is_live(&socket) && Instant::now() < end {
         tokio::time::sleep(LOOK_AGAIN).await;
     }
+    // Its socket goes before it does.
+    if let Some(process) = process {
+        process
+            .wait_gone(end.saturating_duration_since(Instant::now()))
+            .await;
+    }
     Ok(())
+}
+
+/// The supervisor that listens there, by its own word.
+async fn process_of(address: &str, id: &str) -> Option<Identity> {
+    let request = ConnectRequest {
+        id: id.to_owned(),
+        ..Default::default()
+    };
+    let client = client::Client::connect(address).await.ok()?;
+    let context = client::context(Some(SHUTDOWN_LIMIT));
+    let answer = client.task().connect(context, &request).await.ok()?;
+    Identity::of(answer.shim_pid.try_into().ok()?).ok()
 }
 
 /// The supervisor has died, or left without forgetting everything.
