@@ -42,7 +42,7 @@ const NAME: &CStr = c"podvisor-guard";
 /// with a process group and an environment of its own. The pid that is spawned is the guard's, its end is the program's.
 ///
 /// # Errors
-/// InvalidInput for a NUL in the program, an argument or the environment.
+/// InvalidInput for a NUL in its texts.
 pub fn set_up_guard(command: &mut Command) -> io::Result<()> {
     let mut start = Start::of(command)?;
     // SAFETY: `split` keeps the promise of this module, and this is the single thread of a fresh child.

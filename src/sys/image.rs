@@ -30,7 +30,7 @@ impl Image {
     /// Of a command with an environment of its own, nothing inherited.
     ///
     /// # Errors
-    /// InvalidInput for a NUL in the program, an argument or the environment.
+    /// InvalidInput for a NUL; most of them a command has replaced by other text before.
     pub(super) fn of(command: &Command) -> io::Result<Self> {
         let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(io::Error::from);
         let args = [command.get_program()]

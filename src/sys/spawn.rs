@@ -28,7 +28,8 @@ struct Start {
 /// a process group of its own, with [`super::process::set_up_child`]'s set-up; it dies with the calling thread. Its pid.
 ///
 /// # Errors
-/// What exec says (NotFound: there is no such program); InvalidInput for a NUL anywhere, or a descriptor below 3.
+/// What exec says (NotFound: there is no such program); InvalidInput for a descriptor below 3. A command that was given a
+/// NUL holds other text in its place: whoever fills it has to look.
 pub fn spawn(command: &Command, stdio: [&OwnedFd; 3]) -> io::Result<i32> {
     let stdio = stdio.map(AsRawFd::as_raw_fd);
     if stdio.iter().any(|fd| *fd < 3) {
