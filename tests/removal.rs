@@ -63,7 +63,7 @@ fn each_row_of_the_table_is_shown_by_tests_that_exist() {
     wanted.extend(numbers("FL-00", &[5..=9]));
     let field = [36..=46, 50..=58, 60..=61, 67..=67, 70..=73, 82..=83];
     wanted.extend(numbers("FL-0", &field));
-    wanted.extend(["FL-086c", "FL-086d", "FL-086g", "FL-086m"].map(String::from));
+    wanted.extend(["FL-086c", "FL-086d", "FL-086g", "FL-086j", "FL-086m"].map(String::from));
     assert_eq!(items, wanted);
     let mut code = String::new();
     let mut dirs = vec![root.join("tests"), root.join("src")];
