@@ -19,8 +19,7 @@
 //! program's group (its number is the guard's pid) spares it.
 //! Promise, as for `sys::clone`: between fork and exec nothing is allocated and no lock is taken.
 
-use std::ffi::{CStr, c_void};
-use std::fs;
+use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
@@ -29,7 +28,8 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use super::clone::{errno, leave};
-use super::image::Image;
+use super::image::{Image, Stack};
+use super::process::read_at_once;
 
 /// How long a guard tries to see everything below it end. What hangs in the kernel has its SIGKILL waiting for it.
 const PATIENCE_ROUNDS: u32 = 800;
@@ -55,14 +55,17 @@ pub fn set_up_guard(command: &mut Command) -> io::Result<()> {
 /// What is needed after the fork, where nothing can be allocated any more.
 struct Start {
     parent: i32,
+    arguments: (usize, usize),
+    stack: Stack,
+    program: Program,
+}
+
+struct Program {
+    image: Image,
     /// Our process group.
     group: i32,
-    arguments: (usize, usize),
-    image: Image,
-    /// The guard's pid, for the program's process.
+    /// The guard's pid.
     guard: i32,
-    /// Why there is no program.
-    errno: i32,
 }
 
 impl Start {
@@ -71,11 +74,13 @@ impl Start {
         let (parent, group) = unsafe { (libc::getpid(), libc::getpgrp()) };
         Ok(Self {
             parent,
-            group,
             arguments: arguments(),
-            image: Image::of(command)?,
-            guard: 0,
-            errno: 0,
+            stack: Stack::new(),
+            program: Program {
+                image: Image::of(command)?,
+                group,
+                guard: 0,
+            },
         })
     }
 }
@@ -103,43 +108,32 @@ unsafe fn split(start: &mut Start) -> io::Result<()> {
         if libc::getppid() != start.parent {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        start.guard = libc::getpid();
-        let top = start.image.top();
-        // In our memory, and we stand still until it has a program: a copy for these few calls costs a quarter of a
-        // millisecond.
-        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-        let started = ptr::from_mut(start);
-        let program = libc::clone(program, top.cast(), flags, started.cast());
-        let errno = match program {
-            1.. => ptr::read_volatile(&raw const (*started).errno),
-            _ => errno(),
-        };
-        if errno == 0 {
-            guard(program, start.group);
+        start.program.guard = libc::getpid();
+        match start.stack.run(become_program, &start.program) {
+            Ok(program) => guard(program, start.program.group),
+            Err(errno) => {
+                mask(libc::SIG_UNBLOCK, all());
+                Err(io::Error::from_raw_os_error(errno))
+            }
         }
-        libc::waitpid(program, ptr::null_mut(), libc::__WALL);
-        mask(libc::SIG_UNBLOCK, all());
-        Err(io::Error::from_raw_os_error(errno))
     }
 }
 
-/// The program's process until exec, in the guard's memory: what it writes there the guard finds.
-extern "C" fn program(start: *mut c_void) -> i32 {
-    // SAFETY: `split` gives its own `Start` and does not touch it before this process has ended or execed.
+/// The program's process until exec. Returns errno.
+unsafe fn become_program(program: &Program) -> i32 {
+    // SAFETY: system calls on integers.
     unsafe {
-        let start = &mut *start.cast::<Start>();
         mask(libc::SIG_UNBLOCK, all());
-        start.errno = if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) < 0 {
-            errno()
-        } else if libc::getppid() != start.guard {
-            libc::ESRCH
-        } else {
-            if start.group == 0 {
-                libc::setpgid(0, 0);
-            }
-            start.image.exec()
-        };
-        leave(127)
+        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) < 0 {
+            return errno();
+        }
+        if libc::getppid() != program.guard {
+            return libc::ESRCH;
+        }
+        if program.group == 0 {
+            libc::setpgid(0, 0);
+        }
+        program.image.exec()
     }
 }
 
@@ -204,7 +198,7 @@ unsafe fn show_name((start, end): (usize, usize)) {
 fn arguments() -> (usize, usize) {
     static FOUND: OnceLock<(usize, usize)> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let stat = read_at_once("/proc/self/stat").unwrap_or_default();
         // Fields 48 and 49, proc(5); the third is the first behind the name.
         let mut fields = stat
             .rsplit(')')

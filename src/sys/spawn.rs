@@ -3,7 +3,7 @@
 //! fork(2) copies our page tables, and afterwards each page that we write to once more: half a millisecond, where this
 //! takes a tenth. Promise, as for `sys::clone`: between clone and exec nothing is allocated and no lock is taken.
 
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -11,8 +11,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 use std::ptr;
 
-use super::clone::{errno, leave};
-use super::image::Image;
+use super::clone::errno;
+use super::image::{Image, Stack};
 use super::process::SetUp;
 
 struct Start {
@@ -20,8 +20,6 @@ struct Start {
     set_up: SetUp,
     cwd: Option<CString>,
     stdio: [RawFd; 3],
-    /// Why there is no program.
-    errno: i32,
 }
 
 /// Starts `command`, of which only program, arguments, environment (nothing is inherited) and working directory count, in
@@ -37,47 +35,24 @@ pub fn spawn(command: &Command, stdio: [&OwnedFd; 3]) -> io::Result<i32> {
     }
     let cwd = command.get_current_dir();
     let cwd = cwd.map(|dir| CString::new(dir.as_os_str().as_bytes()));
-    let mut start = Start {
+    let start = Start {
         image: Image::of(command)?,
         set_up: SetUp::of_child(true),
         cwd: cwd.transpose()?,
         stdio,
-        errno: 0,
     };
-    let top = start.image.top();
-    let started = ptr::from_mut(&mut start);
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the new process has a stack of its own, and `start` lives until it has execed or ended. Every signal is
-    // blocked until it has the default handlers: none of ours may run there.
-    let (pid, errno) = unsafe {
+    // SAFETY: `become_program` keeps to that. Every signal is blocked until it has the default handlers: none of ours may
+    // run there.
+    let spawned = unsafe {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        let pid = libc::clone(child, top.cast(), flags, started.cast());
-        let errno = match pid {
-            1.. => ptr::read_volatile(&raw const (*started).errno),
-            _ => errno(),
-        };
-        if errno != 0 && pid > 0 {
-            libc::waitpid(pid, ptr::null_mut(), libc::__WALL);
-        }
+        let spawned = Stack::new().run(become_program, &start);
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
-        (pid, errno)
+        spawned
     };
-    match errno {
-        0 => Ok(pid),
-        errno => Err(io::Error::from_raw_os_error(errno)),
-    }
-}
-
-extern "C" fn child(start: *mut c_void) -> i32 {
-    // SAFETY: `spawn` gives its own `Start` and stands still.
-    unsafe {
-        let start = &mut *start.cast::<Start>();
-        start.errno = become_program(start);
-        leave(127)
-    }
+    spawned.map_err(io::Error::from_raw_os_error)
 }
 
 /// Returns errno.
