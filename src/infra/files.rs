@@ -230,10 +230,7 @@ impl PodFiles {
             .open(path)
             .context(|| &what)?;
         if let Some(wanted) = &self.label {
-            label::set(&file, wanted).map_err(|e| {
-                let errno = e.raw_os_error().unwrap_or(0);
-                Error::io(label::told(&what, Some(wanted), errno), e)
-            })?;
+            label::set(&file, wanted, &what)?;
         }
         file.write_all(bytes)
             .and_then(|()| file.set_len(bytes.len() as u64))

@@ -159,11 +159,15 @@ impl LabelOptions {
     }
 }
 
-/// Gives an open file its label. A filesystem that keeps none has one by its mount, which is not ours to change.
-pub(super) fn set(file: impl AsFd, label: &str) -> io::Result<()> {
+/// Gives an open file its label, as part of `what`. A filesystem that keeps none has one by its mount, which is not ours to
+/// change.
+pub(super) fn set(file: impl AsFd, label: &str, what: &str) -> Result<()> {
     match xattr::set(file.as_fd(), c"security.selinux", label.as_bytes()) {
-        Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
-        other => other,
+        Err(e) if e.raw_os_error() != Some(libc::EOPNOTSUPP) => {
+            let errno = e.raw_os_error().unwrap_or(0);
+            Err(Error::io(told(what, Some(label), errno), e))
+        }
+        _ => Ok(()),
     }
 }
 

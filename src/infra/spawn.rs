@@ -218,11 +218,7 @@ fn clone_into(reaper: &Reaper, spec: &InfraSpec) -> Result<Prepared> {
     let label = spec.labels.as_ref().and_then(|l| l.process.clone());
     if let (Some(labels), Some(_)) = (&spec.labels, &label) {
         // A policy lets containers begin from files of this label, and seldom from memory files.
-        label::set(&program, &labels.files).map_err(|e| {
-            let what = "give the infra program";
-            let errno = e.raw_os_error().unwrap_or(0);
-            Error::io(label::told(what, Some(&labels.files), errno), e)
-        })?;
+        label::set(&program, &labels.files, "give the infra program")?;
     }
     let (wait, go) = io::pipe().context(|| "make a pipe to the infra process")?;
     let (reports, tell) = io::pipe().context(|| "make a pipe from the infra process")?;
