@@ -1,17 +1,17 @@
 //! Network namespaces: made on a thread of their own and pinned by a bind mount; the loopback interface.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use nix::mount::{MsFlags, mount};
 use nix::sched::CloneFlags;
 
 use super::mount::replace_bind;
+use super::pin;
 use super::thread_ns::{self, Enter, Started};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Kind, Result};
 
 /// A network namespace in the making. It is nowhere yet: dropped, it is gone.
 #[derive(Debug)]
@@ -34,26 +34,11 @@ impl Fresh {
     /// Exists: there is a file already, which is left alone. On any other error nothing is left.
     pub fn pin(self, path: &Path) -> Result<()> {
         let netns = self.0.done()?;
-        OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o444)
-            .open(path)
-            .context(|| format!("make {}", path.display()))?;
-        let source = format!("/proc/self/fd/{}", netns.as_raw_fd());
-        let bound = mount(
-            Some(source.as_str()),
-            path,
-            None::<&str>,
-            MsFlags::MS_BIND,
-            None::<&str>,
-        );
-        bound.map_err(|e| {
-            let _ = fs::remove_file(path);
-            Error::mount(
-                format_args!("pin a network namespace at {}", path.display()),
-                e,
-            )
+        let file = format!("/proc/self/fd/{}", netns.as_raw_fd());
+        pin::bind(&file, "network", path).inspect_err(|e| {
+            if e.kind() != Kind::Exists {
+                let _ = fs::remove_file(path);
+            }
         })
     }
 }

@@ -16,6 +16,11 @@ use crate::error::{Context, Error, Result};
 /// # Errors
 /// Exists: there is a file already, which is left alone. Those of mount(2): then the file stays for [`clear`].
 pub fn pin(pid: i32, kind: &str, path: &Path) -> Result<()> {
+    bind(&format!("/proc/{pid}/ns/{kind}"), kind, path)
+}
+
+/// The same of a namespace by its file.
+pub(super) fn bind(namespace: &str, kind: &str, path: &Path) -> Result<()> {
     let what = || format!("pin a {kind} namespace at {}", path.display());
     OpenOptions::new()
         .write(true)
@@ -23,9 +28,8 @@ pub fn pin(pid: i32, kind: &str, path: &Path) -> Result<()> {
         .mode(0o444)
         .open(path)
         .context(what)?;
-    let source = format!("/proc/{pid}/ns/{kind}");
     mount(
-        Some(source.as_str()),
+        Some(namespace),
         path,
         None::<&str>,
         MsFlags::MS_BIND,
