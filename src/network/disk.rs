@@ -95,11 +95,8 @@ pub(super) fn remove_file(path: &Path) -> Result<()> {
 /// Makes `dir` (mode 0700) and what is missing above it, durable, and refuses one that others can write to: what is in
 /// it decides what we run as root.
 pub(super) fn private_dir(dir: &Path) -> Result<()> {
-    match dir.parent() {
-        Some(parent) if private(dir)? => sync_dir(parent),
-        Some(_) => Ok(()),
-        None => private(dir).map(drop),
-    }
+    let is_new = private(dir)?;
+    dir.parent().filter(|_| is_new).map_or(Ok(()), sync_dir)
 }
 
 /// Reads a regular file of modest size; never blocks on a fifo that somebody left in the directory.

@@ -185,11 +185,10 @@ impl Slot {
             netns: attachment.netns.clone(),
             place,
         };
-        let (path, text) = (self.dir.join(OWNER), self.text(OWNER, &owner)?);
         match self.is_daemons() {
-            true => disk::write_for_the_boot(&path, &text)?,
+            true => self.write(OWNER, &owner)?,
             // Made durable together with add-started.
-            false => disk::write_whole(&path, &text)?,
+            false => disk::write_whole(&self.dir.join(OWNER), &self.text(OWNER, &owner)?)?,
         }
         self.write(
             STARTED,

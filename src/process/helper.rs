@@ -121,7 +121,7 @@ impl Helper {
         let (cap, spare, guard) = (self.output_cap, self.spare_group, self.guard);
         let before = self.is_alone().then(Before::now);
         let guarded = guard && before.is_none();
-        let (child, mut ends) = self.spawn(reaper)?;
+        let (child, mut ends) = self.spawn(reaper, before.is_some())?;
         started(child.identity);
         let spawned = if guarded {
             "helper.guard"
@@ -192,7 +192,8 @@ impl Helper {
         self.guard && self.stdio.is_none() && alone::is_guard()
     }
 
-    fn spawn(self, reaper: &Reaper) -> Result<(Child, Ends)> {
+    /// `alone`: see [`Self::is_alone`].
+    fn spawn(self, reaper: &Reaper, alone: bool) -> Result<(Child, Ends)> {
         let shown = self.program.display().to_string();
         // A command would put other text in its place, and tell it only where it is spawned by std.
         if self.holds_nul() {
@@ -203,7 +204,6 @@ impl Helper {
                 ),
             ));
         }
-        let alone = self.is_alone();
         let mut command = Command::new(&self.program);
         command
             .args(&self.args)
