@@ -18,9 +18,13 @@ const STARTS: usize = 200;
 /// Pods of others, whose number must not matter.
 const OTHERS: usize = 100;
 
-/// The executable to measure: `scripts/cni-cost` names the released one.
-fn plugin() -> PathBuf {
-    std::env::var_os("PODVISOR_CNI").map_or_else(|| kit::PLUGIN.into(), PathBuf::from)
+/// The executables to measure, separated by colons: `scripts/cni-cost` names the released one. What is to be compared has to
+/// be measured in turn: the same machine takes twice as long from one hour to the next.
+fn plugins() -> Vec<PathBuf> {
+    match std::env::var_os("PODVISOR_CNI") {
+        Some(named) => std::env::split_paths(&named).collect(),
+        None => vec![kit::PLUGIN.into()],
+    }
 }
 
 /// From before the start of the program to its end, without a look in between that would have to be waited for.
@@ -59,43 +63,53 @@ fn network() -> (PathBuf, Value, Value) {
     (bridge, list, alone)
 }
 
-/// ADD and DEL of both, in turn, beside so many pods behind the plugin.
+/// ADD and DEL of the bridge alone and behind each of the plugins, in turn, beside so many pods behind the first of them.
 fn compare(count: usize) {
     let (bridge, list, alone) = network();
     let behind = kit::conf(&list);
-    let mut times: [Vec<Duration>; 4] = Default::default();
+    let mut sides = vec![(bridge, &alone)];
+    sides.extend(plugins().into_iter().map(|plugin| (plugin, &behind)));
+    let mut times = vec![[Vec::new(), Vec::new()]; sides.len()];
     let mut others = Vec::new();
     for n in 0..count {
         let pod = Attempt::of(&format!("o{n}"), &format!("o{n}"), &list);
-        timed(&pod, &plugin(), "ADD", &behind);
+        timed(&pod, &sides[1].0, "ADD", &behind);
         others.push(pod);
     }
     for round in 0..ROUNDS {
-        let sides = [(&bridge, &alone), (&plugin(), &behind)];
-        for side in [round % 2, 1 - round % 2] {
-            let (program, conf) = sides[side];
+        for turn in 0..sides.len() {
+            let side = (round + turn) % sides.len();
+            let (program, conf) = &sides[side];
             let pod = Attempt::of(&format!("w{round}"), &format!("a{round}s{side}"), &list);
-            times[side].push(timed(&pod, program, "ADD", conf));
-            times[side + 2].push(timed(&pod, program, "DEL", conf));
+            times[side][0].push(timed(&pod, program, "ADD", conf));
+            times[side][1].push(timed(&pod, program, "DEL", conf));
             pod.forget();
         }
     }
     for pod in others {
-        timed(&pod, &plugin(), "DEL", &behind);
+        timed(&pod, &sides[1].0, "DEL", &behind);
         pod.forget();
     }
-    let [add, with, del, with_del] = times.map(quantiles);
-    for (verb, alone, behind) in [("ADD", add, with), ("DEL", del, with_del)] {
-        println!(
-            "{verb} beside {count} pods: bridge alone {:.2} ms (a tenth below {:.2}), behind {:.2} ({:.2}): {:.2} ({:.2}) more",
-            alone.0,
-            alone.1,
-            behind.0,
-            behind.1,
-            behind.0 - alone.0,
-            behind.1 - alone.1
-        );
-        assert!(behind.0 - alone.0 < 500.0);
+    let times: Vec<_> = times
+        .into_iter()
+        .map(|verbs| verbs.map(quantiles))
+        .collect();
+    for (at, verb) in ["ADD", "DEL"].into_iter().enumerate() {
+        let alone = times[0][at];
+        for ((program, _), behind) in sides.iter().zip(&times).skip(1) {
+            let behind = behind[at];
+            println!(
+                "{verb} beside {count} pods: bridge alone {:.2} ms (a tenth below {:.2}), behind {} {:.2} ({:.2}): {:.2} ({:.2}) more",
+                alone.0,
+                alone.1,
+                program.file_name().unwrap().display(),
+                behind.0,
+                behind.1,
+                behind.0 - alone.0,
+                behind.1 - alone.1
+            );
+            assert!(behind.0 - alone.0 < 500.0);
+        }
     }
     sh("ip link del pvc3");
 }
@@ -131,17 +145,20 @@ fn slow_how_long_the_plugin_takes_to_start() {
         let (bridge, list, alone) = network();
         let pod = Attempt::of("web", "a1", &list);
         let behind = kit::conf(&list);
-        let mut times: [Vec<Duration>; 2] = Default::default();
+        let mut sides = vec![(bridge, &alone)];
+        sides.extend(plugins().into_iter().map(|plugin| (plugin, &behind)));
+        let mut times = vec![Vec::new(); sides.len()];
         for _ in 0..STARTS {
-            times[0].push(timed(&pod, &bridge, "VERSION", &alone));
-            times[1].push(timed(&pod, &plugin(), "VERSION", &behind));
+            for ((program, conf), times) in sides.iter().zip(&mut times) {
+                times.push(timed(&pod, program, "VERSION", conf));
+            }
         }
-        let [theirs, ours] = times.map(quantiles);
-        println!(
-            "START: bridge {:.2} ms (a tenth below {:.2}), podvisor-cni {:.2} ({:.2})",
-            theirs.0, theirs.1, ours.0, ours.1
-        );
-        assert!(ours.0 < 100.0);
+        for ((program, _), times) in sides.iter().zip(times) {
+            let (middle, tenth) = quantiles(times);
+            let name = program.file_name().unwrap().display();
+            println!("START: {name} {middle:.2} ms (a tenth below {tenth:.2})");
+            assert!(middle < 100.0);
+        }
         pod.forget();
         sh("ip link del pvc3");
     });
