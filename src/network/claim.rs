@@ -11,9 +11,8 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-use super::handover::lock_blocking;
+use super::handover::{lock, lock_blocking};
 use super::{Holder, NetworkRecord, Parking, PodKey, disk, netns, userns};
 use crate::clock;
 use crate::config::Config;
@@ -33,7 +32,7 @@ pub const STAGE: &str = "stage";
 pub struct Claim {
     /// The path that the daemon gave, over which the netns was bound.
     pub netns: PathBuf,
-    /// The plugin's process that claimed it.
+    /// The process of the plugin that has it, or is told next.
     pub plugin: Option<Identity>,
     /// Who had started that: the daemon, or a plugin in front of us.
     pub caller: Option<Identity>,
@@ -92,8 +91,6 @@ pub fn stage_at(config: &Config, place: &str) -> Option<Stage> {
 pub struct Taken {
     /// Its record, as the attempt sees it.
     pub record: NetworkRecord,
-    /// What its plugins gave.
-    pub result: Value,
     /// Where its netns is pinned.
     pub netns: PathBuf,
     /// Who has kept it.
@@ -161,11 +158,13 @@ pub fn take<'a>(
         if claim.ending {
             return Ok(Taking::Nothing);
         }
+        // Given by a job that died before it could say so.
+        let ours = before.is_untold() && is_for(claim, wanted);
         // It may come back: its caller may be gone.
-        if before.is_untold() && before.plugin_lives() {
+        if before.is_untold() && !ours && before.plugin_lives() {
             return Ok(Taking::Changing);
         }
-        let free = before.is_unheard() || abandoned(&before);
+        let free = ours || before.is_unheard() || abandoned(&before);
         if !free && before.sandbox_id == wanted.sandbox_id {
             return Err(Error::new(
                 Kind::State,
@@ -194,6 +193,33 @@ pub fn take<'a>(
     let Ok(_alone) = record.lock() else {
         return Ok(Taking::Working(record));
     };
+    hand_over(&record, before, wanted, note, bind).map(|taken| Taking::Taken(Box::new(taken)))
+}
+
+/// Gives the network that this process makes to the attempt which `wanted` tells of, before anybody else can have it. None:
+/// it is not this process's any more. `note` and `bind` as for [`take`].
+pub async fn give(
+    config: &Config,
+    record: &NetworkRecord,
+    wanted: &Holder,
+    note: impl FnOnce(&NetworkRecord) -> Result<()>,
+    bind: impl FnOnce(&Holder) -> Result<()>,
+) -> Result<Option<Taken>> {
+    let _locked = lock(config).await?;
+    let Some(before) = record.holder().filter(|by| record.is_mine_by(by)) else {
+        return Ok(None);
+    };
+    hand_over(record, before, wanted, note, bind).map(Some)
+}
+
+/// With the index locked.
+fn hand_over(
+    record: &NetworkRecord,
+    before: Holder,
+    wanted: &Holder,
+    note: impl FnOnce(&NetworkRecord) -> Result<()>,
+    bind: impl FnOnce(&Holder) -> Result<()>,
+) -> Result<Taken> {
     let taken = record.as_of(&wanted.sandbox_id, None);
     note(&taken)?;
     failpoint::hit("cni-claim.before")?;
@@ -211,27 +237,29 @@ pub fn take<'a>(
         record.hold_for_the_boot(&before)?;
         return Err(error);
     }
-    for slot in taken.slots() {
-        slot.set_sandbox(&wanted.sandbox_id)?;
+    if before.sandbox_id != wanted.sandbox_id {
+        for slot in taken.slots() {
+            slot.set_sandbox(&wanted.sandbox_id)?;
+        }
     }
     failpoint::hit("cni-claim.after")?;
-    Ok(Taking::Taken(Box::new(Taken {
-        result: taken.read_result().map(|r| r.raw).unwrap_or_default(),
+    Ok(Taken {
         record: taken,
         netns: before.netns,
         keeper: before.supervisor,
-    })))
+    })
+}
+
+/// The claim is the one that this very process wants.
+fn is_for(claim: &Claim, wanted: &Holder) -> bool {
+    let plugin = wanted.claim.as_ref().and_then(|claim| claim.plugin);
+    plugin.is_some() && claim.plugin == plugin
 }
 
 /// Does `work` while no network is given to anybody.
 pub fn undisturbed<T>(config: &Config, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let _locked = lock_blocking(config)?;
     work()
-}
-
-/// Parked again after an attempt that had it and whose daemon has taken `lo` down, as its plugin for that does at a DEL.
-pub fn raise_loopback(holder: &Holder) -> Result<()> {
-    netns::raise_loopback(&holder.netns)
 }
 
 /// The caller of the attempt has its result.

@@ -386,7 +386,7 @@ impl NetworkRecord {
 }
 
 /// Excludes every change of hands until dropped.
-async fn lock(config: &Config) -> Result<Locked> {
+pub(super) async fn lock(config: &Config) -> Result<Locked> {
     let end = Instant::now() + LOCK_LIMIT;
     let mut file = index(config)?;
     loop {

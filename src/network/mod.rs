@@ -48,8 +48,8 @@ use serde_json::{Map, Value};
 
 pub use asked::asked;
 pub use claim::{
-    Claim, Ending, NAMESPACE as DAEMONS, STAGE, Stage, Taken, Taking, deliver, end_claim, held,
-    of_daemons, raise_loopback, release, stage_at, take, undisturbed,
+    Claim, Ending, NAMESPACE as DAEMONS, STAGE, Stage, Taken, Taking, deliver, end_claim, give,
+    held, of_daemons, release, stage_at, take, undisturbed,
 };
 pub use cni::{add, del};
 pub use conf::{NetworkConf, inlined};

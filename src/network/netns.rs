@@ -112,7 +112,7 @@ pub fn is_pinned(path: &Path) -> bool {
 }
 
 /// Brings `lo` up in the netns at `path`; up already = done.
-pub(super) fn raise_loopback(path: &Path) -> Result<()> {
+pub fn raise_loopback(path: &Path) -> Result<()> {
     sys::netns::lo_up_in(path)
 }
 

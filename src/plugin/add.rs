@@ -3,6 +3,7 @@
 use std::cell::LazyCell;
 use std::time::{Duration, Instant, SystemTime};
 
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::door::{PAUSE, Wait, Word};
@@ -13,7 +14,9 @@ use crate::clock;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
-use crate::network::{self, Claim, Holder, Taken, Taking, Through, converted, stage_at};
+use crate::network::{
+    self, Claim, DAEMONS, Holder, NetworkRecord, Taken, Taking, Through, converted, stage_at,
+};
 use crate::pod::gc;
 use crate::process::Identity;
 use crate::sys;
@@ -24,6 +27,18 @@ const FIRST_LINE: Duration = Duration::from_secs(1);
 /// Jobs that one attempt may begin.
 const MAX_JOBS: u32 = 8;
 
+/// One attempt, as its job knows it, too.
+#[derive(Debug)]
+pub(super) struct Attempt<'a> {
+    pub(super) request: &'a Request,
+    /// What is at the path that the daemon gave, as long as nothing is bound over it.
+    given: Option<(u64, u64)>,
+    /// The plugin's process.
+    plugin: Pid,
+    /// Who has started that.
+    caller: Pid,
+}
+
 /// Runs the verb and prints the result.
 pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
     if let Some(why) = passing::why(config, request) {
@@ -33,11 +48,16 @@ pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
         let result = passing::through(config, request, Through::Add)?;
         return print(&converted(result, &request.version)?);
     }
-    // No pin of ours, that was looked at: a netns that is there at the end and is this one is none still.
-    let given = passing::identity(&request.netns);
+    let attempt = Attempt {
+        request,
+        // No pin of ours, that was looked at: a netns that is there at the end and is this one is none still.
+        given: passing::identity(&request.netns),
+        plugin: nix::unistd::getpid(),
+        caller: nix::unistd::getppid(),
+    };
     seen::note(config, request, "")?;
     failpoint::hit("cni-plugin.add.before")?;
-    let taken = get(config, request, given).map_err(|e| {
+    let taken = get(config, &attempt).map_err(|e| {
         e.within(format!(
             "add network {} to {}",
             request.attached(),
@@ -48,16 +68,16 @@ pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
 }
 
 /// Waits until the network is this attempt's.
-fn get(config: &Config, request: &Request, given: Option<(u64, u64)>) -> Result<Taken> {
+fn get(config: &Config, attempt: &Attempt<'_>) -> Result<Taken> {
+    let request = attempt.request;
     let key = request
         .key()
         .ok_or_else(|| Error::new(Kind::Invalid, "the daemon tells no pod"))?;
-    let wanted = LazyCell::new(|| wanted(request));
+    let wanted = LazyCell::new(|| attempt.wanted());
     let mut patience = Patience::new(config, request);
     let (mut deaths, mut begun) = (0, 0);
-    let caller = nix::unistd::getppid();
     loop {
-        if nix::unistd::getppid() != caller {
+        if nix::unistd::getppid() != attempt.caller {
             // Whoever has it now could tell nobody.
             return Err(Error::new(Kind::Gone, "who asked for it has died"));
         }
@@ -67,7 +87,7 @@ fn get(config: &Config, request: &Request, given: Option<(u64, u64)>) -> Result<
             || &wanted,
             is_abandoned,
             |record| seen::give(config, request, record.place()),
-            |before| bind(request, given, before),
+            |before| attempt.bind(before),
         )?;
         let waiting = match taking {
             Taking::Taken(taken) => return Ok(*taken),
@@ -86,10 +106,8 @@ fn get(config: &Config, request: &Request, given: Option<(u64, u64)>) -> Result<
                         ),
                     ));
                 }
-                let line = job::start(config, &request.pod_name(), &Task::Make(request))?;
-                // While the job is at it.
-                LazyCell::force(&wanted);
-                Some((Wait::on(line), String::new()))
+                let wait = job::start(config, &request.pod_name(), &Task::Make(attempt))?;
+                Some((wait, String::new()))
             }
         };
         let Some((mut wait, place)) = waiting else {
@@ -115,6 +133,13 @@ fn get(config: &Config, request: &Request, given: Option<(u64, u64)>) -> Result<
             }
         };
         match word {
+            Word::Given { place, netns } => {
+                return Ok(Taken {
+                    record: NetworkRecord::in_place(config, &place, DAEMONS, &request.id),
+                    netns,
+                    keeper: None,
+                });
+            }
             // A job that keeps it while somebody else is at it just now.
             Word::Look if !place.is_empty() => std::thread::sleep(PAUSE),
             Word::Look => {}
@@ -136,15 +161,10 @@ fn answer(config: &Config, request: &Request, taken: &Taken) -> Result<()> {
     let result = seen_from(taken, request);
     let told = converted(result, &request.version).and_then(|result| print(&result));
     if let Err(error) = told {
-        let keep = config.parking_interval();
-        if network::release(config, &taken.record, keep, true)? {
-            // What the daemon's path shows is not that attempt's any more; its DEL needs a netns there.
-            passing::hide(&request.netns, &taken.netns).unwrap_or_else(|e| note(&e.to_string()));
-            job::start(
-                config,
-                &request.pod_name(),
-                &Task::Keep(taken.record.clone()),
-            )?;
+        passing::take_back(&request.netns, &taken.netns).unwrap_or_else(|e| note(&e.to_string()));
+        if network::release(config, &taken.record, config.parking_interval(), true)? {
+            let task = Task::Keep(taken.record.clone());
+            job::start(config, &request.pod_name(), &task)?;
         }
         return Err(error);
     }
@@ -155,7 +175,8 @@ fn answer(config: &Config, request: &Request, taken: &Taken) -> Result<()> {
 
 /// The result in the daemon's words: it knows its netns by the path that it gave.
 fn seen_from(taken: &Taken, request: &Request) -> Value {
-    let mut result = taken.result.clone();
+    let result = taken.record.read_result();
+    let mut result = result.map(|r| r.raw).unwrap_or_default();
     let own = taken.netns.to_string_lossy();
     let interfaces = result.get_mut("interfaces").and_then(Value::as_array_mut);
     for interface in interfaces.into_iter().flatten() {
@@ -166,44 +187,51 @@ fn seen_from(taken: &Taken, request: &Request) -> Value {
     result
 }
 
-/// What is written of the attempt when it has the network.
-fn wanted(request: &Request) -> Holder {
-    let parent = nix::unistd::getppid().as_raw();
-    Holder {
-        claim: Some(Claim {
-            netns: request.netns.clone(),
-            plugin: Identity::own().ok(),
-            caller: Identity::of(parent).ok(),
-            at: clock::unix_nanos(SystemTime::now()),
-            delivered: false,
-            ending: false,
-        }),
-        ..request.holder()
-    }
-}
-
 /// Its daemon has died, and no process is in its netns: the sandbox that it was for did not come to be.
 fn is_abandoned(holder: &Holder) -> bool {
     let caller = holder.claim.as_ref().and_then(|claim| claim.caller);
     caller.is_none_or(|caller| !caller.is_alive()) && gc::user_of(&holder.netns).is_none()
 }
 
-fn bind(request: &Request, given: Option<(u64, u64)>, before: &Holder) -> Result<()> {
-    let pin = before.netns.as_path();
-    if let Some(other) = &before.claim {
-        passing::hide(&other.netns, pin)?;
+impl Attempt<'_> {
+    /// What is written of the attempt when it has the network.
+    pub(super) fn wanted(&self) -> Holder {
+        Holder {
+            claim: Some(Claim {
+                netns: self.request.netns.clone(),
+                plugin: Identity::of(self.plugin.as_raw()).ok(),
+                caller: Identity::of(self.caller.as_raw()).ok(),
+                at: clock::unix_nanos(SystemTime::now()),
+                delivered: false,
+                ending: false,
+            }),
+            ..self.request.holder()
+        }
     }
-    let what = || format!("bind {} over {}", pin.display(), request.netns.display());
-    if passing::identity(&request.netns) != given {
-        return Err(Error::new(
-            Kind::State,
-            format!(
-                "{}: another network of this pod was put there meanwhile; wrap one of a pod's networks only",
-                what()
-            ),
-        ));
+
+    /// Puts the netns where the daemon looks for the attempt's.
+    pub(super) fn bind(&self, before: &Holder) -> Result<()> {
+        let (pin, path) = (before.netns.as_path(), self.request.netns.as_path());
+        let shown = passing::identity(path);
+        if shown.is_some() && shown == passing::identity(pin) {
+            // By a job that died before it could say so.
+            return Ok(());
+        }
+        if let Some(other) = &before.claim {
+            passing::take_back(&other.netns, pin)?;
+        }
+        let what = || format!("bind {} over {}", pin.display(), path.display());
+        if shown != self.given {
+            return Err(Error::new(
+                Kind::State,
+                format!(
+                    "{}: another network of this pod was put there meanwhile; wrap one of a pod's networks only",
+                    what()
+                ),
+            ));
+        }
+        sys::mount::replace_bind(pin, path).map_err(|e| Error::mount(what(), e))
     }
-    sys::mount::replace_bind(pin, &request.netns).map_err(|e| Error::mount(what(), e))
 }
 
 /// How long one waits, and what is said meanwhile.

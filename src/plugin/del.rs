@@ -39,10 +39,8 @@ pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
         Some((record, holder)) => {
             let keep = config.parking_interval();
             if holder.is_untold() {
-                // Before it is anybody's again: the daemon's plugin for `lo` has taken that down, and may come once more.
                 let path = holder.claim.as_ref().map_or(&request.netns, |c| &c.netns);
-                passing::hide(path, &holder.netns)?;
-                network::raise_loopback(&holder).unwrap_or_else(|error| note(&error.to_string()));
+                passing::take_back(path, &holder.netns)?;
             }
             if network::release(config, &record, keep, false)? {
                 // Its caller died before it could read the result: this attempt never had it.
@@ -78,11 +76,11 @@ pub(super) fn end(config: &Config, record: &NetworkRecord, id: &str, attached: &
             wait
         } else {
             let label = format!("pod {}/{}", holder.pod_namespace, holder.name);
-            Wait::on(job::start(config, &label, &Task::Undo(record))?)
+            job::start(config, &label, &Task::Undo(record))?
         };
         match wait.word(config.del_timeout() + WORD_MARGIN) {
             Ok(Some(Word::Done)) => return Ok(()),
-            Ok(Some(Word::Look)) => std::thread::sleep(PAUSE),
+            Ok(Some(Word::Look | Word::Given { .. })) => std::thread::sleep(PAUSE),
             Ok(Some(Word::Failed(text))) => return Err(Error::new(Kind::Other, text)),
             Ok(Some(Word::Late(text))) => return Err(Error::new(Kind::Deadline, text)),
             Ok(None) => {

@@ -32,6 +32,13 @@ const WRITE_AFTER: Duration = Duration::from_millis(50);
 pub(super) enum Word {
     /// Look again: the network is there to be taken, or somebody else is at it.
     Look,
+    /// To whoever started it: the network is this attempt's.
+    Given {
+        /// Of its record.
+        place: String,
+        /// Where its netns is pinned.
+        netns: PathBuf,
+    },
     /// It is undone.
     Done,
     /// This is why not.
@@ -55,6 +62,8 @@ impl Word {
 pub(super) struct Door {
     dir: PathBuf,
     listener: Option<UnixListener>,
+    /// Who has started the job.
+    starter: Option<UnixStream>,
     waiting: Vec<UnixStream>,
     /// What is not written yet of what is being done, and when it is to be.
     pending: Option<(Stage, Instant)>,
@@ -66,7 +75,8 @@ impl Door {
         Self {
             dir: PathBuf::new(),
             listener: None,
-            waiting: vec![starter],
+            starter: Some(starter),
+            waiting: Vec::new(),
             pending: None,
         }
     }
@@ -149,20 +159,40 @@ impl Door {
         }
     }
 
+    /// Whoever started the job still waits for it.
+    pub(super) fn is_starter_there(&self) -> bool {
+        self.starter.as_ref().is_some_and(|mut starter| {
+            // Nobody writes there: it is open, or there is an end.
+            let _ = starter.set_nonblocking(true);
+            let read = starter.read(&mut [0]);
+            read.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
+        })
+    }
+
+    /// Tells whoever started the job, and nobody else.
+    pub(super) fn tell_starter(&mut self, word: &Word) {
+        say(self.starter.take(), word);
+    }
+
     /// Tells all who wait.
     pub(super) fn tell(&mut self, word: &Word) {
-        let line = serde_json::to_vec(word).unwrap_or_default();
-        for mut stream in self.waiting.drain(..) {
-            // A line fits into any socket's buffer; who has left is told nothing.
-            let _ = stream.set_nonblocking(true);
-            let _ = stream.write_all(&line);
-        }
+        let all = self.starter.take().into_iter();
+        say(all.chain(self.waiting.drain(..)), word);
     }
 
     /// Takes it away.
     pub(super) fn close(&mut self) {
         self.listener = None;
         remove(&self.dir);
+    }
+}
+
+fn say(waiting: impl IntoIterator<Item = UnixStream>, word: &Word) {
+    let line = serde_json::to_vec(word).unwrap_or_default();
+    for mut stream in waiting {
+        // A line fits into any socket's buffer; who has left is told nothing.
+        let _ = stream.set_nonblocking(true);
+        let _ = stream.write_all(&line);
     }
 }
 
@@ -239,13 +269,20 @@ mod tests {
         assert_eq!(starter.word(Duration::ZERO).unwrap(), None);
         let mut other = Wait::at(&config, "aa").unwrap();
         door.let_in().await;
+        assert!(door.is_starter_there());
         door.tell(&Word::Look);
+        assert!(!door.is_starter_there());
         for waiter in [&mut starter, &mut other] {
             assert_eq!(
                 waiter.word(Duration::from_secs(5)).unwrap(),
                 Some(Word::Look)
             );
         }
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        door.starter = Some(theirs);
+        assert!(door.is_starter_there());
+        drop(ours);
+        assert!(!door.is_starter_there());
         let mut late = Wait::at(&config, "aa").unwrap();
         door.close();
         let died = late.word(Duration::from_secs(5)).unwrap_err();

@@ -15,9 +15,9 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::level_filters::LevelFilter;
 
-use super::door::Door;
-use super::request::Request;
-use super::{block_on, door, seen, undo, work};
+use super::add::Attempt;
+use super::door::{Door, Wait};
+use super::{block_on, seen, undo, work};
 use crate::cgroup::{Group, Layout};
 use crate::config::Config;
 use crate::error::{Context, Result};
@@ -43,7 +43,7 @@ const LOG_MAX: u64 = 4 << 20;
 #[derive(Debug)]
 pub(super) enum Task<'a> {
     /// The network of an attempt's pod, kept until somebody takes it.
-    Make(&'a Request),
+    Make(&'a Attempt<'a>),
     /// The same for one that is there and kept by nobody.
     Keep(NetworkRecord),
     /// The end of a network that an attempt had.
@@ -68,14 +68,14 @@ pub(super) struct Job<'a> {
 /// Starts a job and gives the line on which it says how it went.
 ///
 /// Must be called while this process has one thread.
-pub(super) fn start(config: &Config, label: &str, task: &Task<'_>) -> Result<UnixStream> {
+pub(super) fn start(config: &Config, label: &str, task: &Task<'_>) -> Result<Wait> {
     let (ours, theirs) = UnixStream::pair().context(|| "make a pair of sockets")?;
     failpoint::hit("cni-job.fork.before")?;
     match sys::fork::fork().context(|| "fork the job that makes the network")? {
         sys::fork::Fork::Parent(_) => {
             drop(theirs);
             failpoint::hit("cni-job.fork.after")?;
-            Ok(ours)
+            Ok(Wait::on(ours))
         }
         sys::fork::Fork::Child => {
             drop(ours);
@@ -97,7 +97,7 @@ pub fn dead_doors(config: &Config) -> Vec<PathBuf> {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let is_place = name.len() == 32 && !places.contains(&name);
-        if is_place && door::Wait::at(config, &name).is_none() {
+        if is_place && Wait::at(config, &name).is_none() {
             dead.push(entry.path());
         }
     }
@@ -147,7 +147,7 @@ fn run(config: &Config, label: &str, task: &Task<'_>, starter: UnixStream) -> Re
     // One for the thread that makes a netns would be 64 MiB of addresses for a few bytes.
     sys::memory::one_arena();
     let ahead = match task {
-        Task::Make(request) => work::ahead(config, request),
+        Task::Make(attempt) => work::ahead(config, attempt.request),
         Task::Keep(_) | Task::Undo(_) => None,
     };
     crate::log::init(LevelFilter::INFO, label);
@@ -200,7 +200,7 @@ async fn work(
 
 async fn do_task(job: &mut Job<'_>, task: &Task<'_>) -> Result<()> {
     match task {
-        Task::Make(request) => work::make(job, request).await,
+        Task::Make(attempt) => work::make(job, attempt).await,
         Task::Keep(record) => work::keep_again(job, record).await,
         Task::Undo(record) => undo::ended(job, record).await,
     }

@@ -7,11 +7,12 @@ use std::path::Path;
 use nix::sys::statfs::fstatfs;
 use serde_json::Value;
 
+use super::note;
 use super::request::Request;
 use crate::config::Config;
 use crate::error::Result;
 use crate::network::userns::{self, Wanted};
-use crate::network::{self, Through};
+use crate::network::{self, Through, netns};
 use crate::process::Reaper;
 use crate::sys;
 
@@ -73,11 +74,19 @@ pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
 
 /// Puts an empty netns where an attempt that has lost its network has that bound: the DEL of this attempt is for the
 /// daemon's other plugins, too, and the one for `lo` takes it down in whatever it finds there.
-pub(super) fn hide(path: &Path, pin: &Path) -> Result<()> {
+fn hide(path: &Path, pin: &Path) -> Result<()> {
     match identity(path) {
         Some(shown) if Some(shown) == identity(pin) => sys::netns::replace_with_new(path),
         _ => Ok(()),
     }
+}
+
+/// Before the netns at `pin` is anybody's again who had it at `path`: the daemon's plugin for `lo` may have taken that down
+/// already, and may come once more.
+pub(super) fn take_back(path: &Path, pin: &Path) -> Result<()> {
+    hide(path, pin)?;
+    netns::raise_loopback(pin).unwrap_or_else(|error| note(&error.to_string()));
+    Ok(())
 }
 
 /// A namespace that is mounted at this path, and not a link into /proc.

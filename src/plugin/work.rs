@@ -1,13 +1,15 @@
 //! Making a pod's network, and keeping it until an attempt of the pod takes it.
 
+use std::cell::LazyCell;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
+use super::add::Attempt;
 use super::door::Word;
 use super::job::Job;
 use super::request::Request;
-use super::undo;
+use super::{seen, undo};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
@@ -36,8 +38,9 @@ pub(super) fn ahead(config: &Config, request: &Request) -> Option<netns::Fresh> 
 }
 
 /// Makes the network of the pod, or takes over what another job has left of it; then keeps it.
-pub(super) async fn make(job: &mut Job<'_>, request: &Request) -> Result<()> {
-    let config = job.config;
+pub(super) async fn make(job: &mut Job<'_>, attempt: &Attempt<'_>) -> Result<()> {
+    let (config, request) = (job.config, attempt.request);
+    let wanted = LazyCell::new(|| attempt.wanted());
     let key = request.key().ok_or_else(|| {
         Error::new(
             Kind::Invalid,
@@ -91,9 +94,14 @@ pub(super) async fn make(job: &mut Job<'_>, request: &Request) -> Result<()> {
                 ..holder
             })?;
         }
-        if let Err(error) = add(job, request, &record).await {
+        if let Err(error) = add(job, request, &record, &wanted).await {
             return failed(job, &record, &error).await;
         }
+    }
+    if give(job, attempt, &record, &wanted).await? {
+        close(job, &record);
+        network::add_collected(config);
+        return Ok(());
     }
     failpoint::reach("cni-job.park.before").await?;
     if !record.park(config, true, keep_time(job)).await? {
@@ -101,6 +109,46 @@ pub(super) async fn make(job: &mut Job<'_>, request: &Request) -> Result<()> {
         return Ok(());
     }
     keep(job, &record).await
+}
+
+/// Gives the network to the attempt that has asked for it, if that still waits: nobody has to look for it then. False: it is
+/// to be kept.
+async fn give(
+    job: &mut Job<'_>,
+    attempt: &Attempt<'_>,
+    record: &NetworkRecord,
+    wanted: &Holder,
+) -> Result<bool> {
+    // Both: a plugin whose caller has died could tell nobody.
+    let asked = wanted.claim.as_ref();
+    let asked = asked.and_then(|claim| claim.plugin.and(claim.caller));
+    if !asked.is_some_and(|caller| caller.is_alive()) || !job.door.is_starter_there() {
+        return Ok(false);
+    }
+    let (config, request) = (job.config, attempt.request);
+    let given = network::give(
+        config,
+        record,
+        wanted,
+        |record| seen::give(config, request, record.place()),
+        |before| attempt.bind(before),
+    );
+    match given.await {
+        Ok(Some(taken)) => {
+            job.door.tell_starter(&Word::Given {
+                place: taken.record.place().to_owned(),
+                netns: taken.netns,
+            });
+            job.door.tell(&Word::Look);
+            Ok(true)
+        }
+        Ok(None) => Ok(false),
+        Err(error) => {
+            tracing::warn!(%error, "network not given to who asked for it");
+            job.door.tell_starter(&Word::of(&error));
+            Ok(false)
+        }
+    }
 }
 
 /// Keeps a network that is parked, and that nobody keeps.
@@ -133,7 +181,12 @@ async fn clear(job: &mut Job<'_>, record: &NetworkRecord, dead: Option<i32>) -> 
         .await
 }
 
-async fn add(job: &mut Job<'_>, request: &Request, record: &NetworkRecord) -> Result<()> {
+async fn add(
+    job: &mut Job<'_>,
+    request: &Request,
+    record: &NetworkRecord,
+    wanted: &LazyCell<Holder, impl FnOnce() -> Holder>,
+) -> Result<()> {
     let config = job.config;
     let holder = record.holder().unwrap_or_default();
     let attachment: Attachment = request.attachment(&holder.made_for, &holder.netns);
@@ -143,7 +196,12 @@ async fn add(job: &mut Job<'_>, request: &Request, record: &NetworkRecord) -> Re
     job.door.stage("cni-add");
     let reaper = job.reaper.clone();
     let conf = &request.conf;
-    let adding = Box::pin(network::add(config, &reaper, record, conf, &attachment));
+    let adding = network::add(config, &reaper, record, conf, &attachment);
+    // While the plugins are at it.
+    let looking = async {
+        LazyCell::force(wanted);
+    };
+    let adding = Box::pin(async { tokio::join!(adding, looking).0 });
     let stopped = async {
         let stop = &mut job.stop;
         tokio::select! {
