@@ -1,10 +1,13 @@
 //! ADD and DEL of a pod's attachments, each chain within one bound, with everything on record before and after.
 
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::chain::{Chain, Failed};
+use super::limit::Turn;
+use super::markers::Locked;
 use super::plugin::Command;
 use super::retry::Tries;
 use super::slot::{Owed, Slot};
@@ -42,80 +45,125 @@ pub async fn add(
     conf: &NetworkConf,
     attachment: &Attachment,
 ) -> Result<AddResult> {
-    let what = || {
-        format!(
-            "add network {:?} to sandbox {:?}",
-            conf.name, attachment.container_id
-        )
-    };
-    check(conf, attachment).map_err(|e| e.within(what()))?;
-    let chain = Chain::new(config, reaper, conf, attachment).map_err(|e| e.within(what()))?;
-    versions::require(config, reaper, conf, chain.programs())
-        .await
-        .map_err(|e| e.within(what()))?;
-    // Before the record: while it waits nothing is owed. The bound runs from the first plugin.
-    let waited = limit::turn(config, &conf.name, Command::Add, config.add_timeout()).await;
-    let _turn = waited.map_err(|e| e.within(what()))?;
-    let _locked = record.reserve()?;
-    let _held_off = markers::lock_all(config, false, config.add_timeout()).await?;
-    let begun = Instant::now();
-    let end = begun + config.add_timeout();
-    let slot = record.slot(&attachment.ifname);
-    let tried = add_with_retries(config, &chain, record, &slot, end).await;
-    let took = begun.elapsed();
-    latency::note(config, &conf.name, Command::Add, took, tried.is_err());
-    let result = tried.map_err(|e| e.within(what()))?;
-    failpoint::reach("cni-add.result.before").await?;
-    slot.finish(&result)?;
-    failpoint::reach("cni-add.result.after").await?;
-    if !record.is_daemons() {
-        cache::write(&config.cni.cache_dir, conf, attachment, &result.raw)?;
-    }
-    failpoint::reach("cni-add.cache.after").await?;
-    tracing::info!(step = "cni-add", network = conf.name, ifname = attachment.ifname, took = ?begun.elapsed(), ips = ?result.ips, "network added");
-    Ok(result)
+    check_netns(&attachment.netns).map_err(|e| e.within(of(conf, attachment)))?;
+    let adding = begin(config, reaper, record, conf, attachment).await?;
+    adding.run().await
 }
 
-/// ADD of the chain until `end`, again after a failure that will pass: see [`super::retry`]. DEL comes before each further
-/// ADD, and the record is told of all of them.
-async fn add_with_retries(
-    config: &Config,
-    chain: &Chain<'_>,
-    record: &NetworkRecord,
-    slot: &Slot,
-    end: Instant,
-) -> Result<AddResult> {
-    let mut tries = Tries::new();
-    loop {
-        failpoint::reach("cni-add.record.before").await?;
-        record.begin_with(chain.conf, chain.attachment, config.cni.told_dirs())?;
-        failpoint::reach("cni-add.record.after").await?;
-        // The netns of a daemon's pod was made just now, with `lo` up.
-        if !record.is_daemons() {
-            netns::raise_loopback(&chain.attachment.netns)?;
+/// The first part of [`add`]: all that comes before the plugins, so that the netns need not be there yet. From then on a
+/// DEL is owed.
+pub async fn begin<'a>(
+    config: &'a Config,
+    reaper: &'a Reaper,
+    record: &'a NetworkRecord,
+    conf: &'a NetworkConf,
+    attachment: &'a Attachment,
+) -> Result<Adding<'a>> {
+    let within = |error: Error| error.within(of(conf, attachment));
+    check(conf, attachment).map_err(within)?;
+    let chain = Chain::new(config, reaper, conf, attachment).map_err(within)?;
+    versions::require(config, reaper, conf, chain.programs())
+        .await
+        .map_err(within)?;
+    // Before the record: while it waits nothing is owed. The bound runs from the first plugin.
+    let waited = limit::turn(config, &conf.name, Command::Add, config.add_timeout()).await;
+    let turn = waited.map_err(within)?;
+    let locks = [
+        record.reserve()?,
+        markers::lock_all(config, false, config.add_timeout()).await?,
+    ];
+    let adding = Adding {
+        config,
+        record,
+        slot: record.slot(&attachment.ifname),
+        chain,
+        begun: Instant::now(),
+        _turn: turn,
+        _locks: locks,
+    };
+    adding.put_on_record().await.map(|()| adding)
+}
+
+/// An ADD that is on record, and none of whose plugins has run.
+#[derive(Debug)]
+pub struct Adding<'a> {
+    config: &'a Config,
+    record: &'a NetworkRecord,
+    chain: Chain<'a>,
+    slot: Slot,
+    begun: Instant,
+    _turn: Turn,
+    /// Of the record, and of the collection.
+    _locks: [Locked; 2],
+}
+
+impl Adding<'_> {
+    /// The second part of [`add`].
+    pub async fn run(self) -> Result<AddResult> {
+        let (config, conf, attachment) = (self.config, self.chain.conf, self.chain.attachment);
+        let tried = self.try_plugins().await;
+        let took = self.begun.elapsed();
+        latency::note(config, &conf.name, Command::Add, took, tried.is_err());
+        let result = tried.map_err(|e| e.within(of(conf, attachment)))?;
+        failpoint::reach("cni-add.result.before").await?;
+        self.slot.finish(&result)?;
+        failpoint::reach("cni-add.result.after").await?;
+        if !self.record.is_daemons() {
+            cache::write(&config.cni.cache_dir, conf, attachment, &result.raw)?;
         }
-        let Failed { error, previous } = match chain.add(end, config.add_timeout()).await {
-            Ok(result) => return Ok(result),
-            Err(failed) => failed,
-        };
-        if let Some(previous) = &previous {
-            // Best effort: DEL works without it, only less well.
-            let kept = slot.keep_partial(previous);
-            kept.unwrap_or_else(
-                |e| tracing::warn!(error = %e, "result of an unfinished chain not kept"),
-            );
-        }
-        let left = end.saturating_duration_since(Instant::now());
-        let (pause, error) = tries.after(error, left)?;
-        tracing::warn!(network = chain.conf.name, %error, ?pause, "this may pass: DEL, and ADD again");
-        let bound = left.min(config.del_timeout());
-        if let Err(undo) = chain.del(previous.as_ref(), Instant::now(), bound).await {
-            tracing::warn!(error = %undo, "no further ADD: its DEL failed and is owed");
-            return Err(error);
-        }
-        slot.set_stopped()?;
-        tokio::time::sleep(pause).await;
+        failpoint::reach("cni-add.cache.after").await?;
+        tracing::info!(step = "cni-add", network = conf.name, ifname = attachment.ifname, ?took, ips = ?result.ips, "network added");
+        Ok(result)
     }
+
+    async fn put_on_record(&self) -> Result<()> {
+        let (conf, attachment) = (self.chain.conf, self.chain.attachment);
+        failpoint::reach("cni-add.record.before").await?;
+        let dirs = self.config.cni.told_dirs();
+        self.record.begin_with(conf, attachment, dirs)?;
+        failpoint::reach("cni-add.record.after").await
+    }
+
+    /// The whole chain, again after a failure that will pass: see [`super::retry`]. DEL comes before each further ADD, and
+    /// the record is told of all of them.
+    async fn try_plugins(&self) -> Result<AddResult> {
+        let (config, chain) = (self.config, &self.chain);
+        let end = self.begun + config.add_timeout();
+        let mut tries = Tries::new();
+        loop {
+            // The netns of a daemon's pod was made just now, with `lo` up.
+            if !self.record.is_daemons() {
+                netns::raise_loopback(&chain.attachment.netns)?;
+            }
+            let Failed { error, previous } = match chain.add(end, config.add_timeout()).await {
+                Ok(result) => return Ok(result),
+                Err(failed) => failed,
+            };
+            if let Some(previous) = &previous {
+                // Best effort: DEL works without it, only less well.
+                let kept = self.slot.keep_partial(previous);
+                kept.unwrap_or_else(
+                    |e| tracing::warn!(error = %e, "result of an unfinished chain not kept"),
+                );
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            let (pause, error) = tries.after(error, left)?;
+            tracing::warn!(network = chain.conf.name, %error, ?pause, "this may pass: DEL, and ADD again");
+            let bound = left.min(config.del_timeout());
+            if let Err(undo) = chain.del(previous.as_ref(), Instant::now(), bound).await {
+                tracing::warn!(error = %undo, "no further ADD: its DEL failed and is owed");
+                return Err(error);
+            }
+            self.slot.set_stopped()?;
+            tokio::time::sleep(pause).await;
+            self.put_on_record().await?;
+        }
+    }
+}
+
+fn of(conf: &NetworkConf, attachment: &Attachment) -> String {
+    let (network, id) = (&conf.name, &attachment.container_id);
+    format!("add network {network:?} to sandbox {id:?}")
 }
 
 /// DEL of every attachment on record, the last one first: reverse order, prevResult where known, the configuration and
@@ -229,17 +277,21 @@ async fn del_slot(config: &Config, reaper: &Reaper, slot: &Slot, limit: Duration
     Ok(())
 }
 
-fn check(conf: &NetworkConf, attachment: &Attachment) -> Result<()> {
-    attachment.check()?;
-    if !netns::is_pinned(&attachment.netns) {
-        return Err(Error::new(
+fn check_netns(path: &Path) -> Result<()> {
+    match netns::is_pinned(path) {
+        true => Ok(()),
+        false => Err(Error::new(
             Kind::State,
             format!(
                 "check netns {}: there is no network namespace at this path",
-                attachment.netns.display()
+                path.display()
             ),
-        ));
+        )),
     }
+}
+
+fn check(conf: &NetworkConf, attachment: &Attachment) -> Result<()> {
+    attachment.check()?;
     let args = attachment.capability_args();
     // What was asked for by name and no plugin looks at would be silently dead.
     for capability in ASKED_FOR {

@@ -51,7 +51,7 @@ pub use claim::{
     Claim, Ending, NAMESPACE as DAEMONS, STAGE, Stage, Taken, Taking, deliver, end_claim, give,
     held, of_daemons, release, stage_at, take, undisturbed,
 };
-pub use cni::{add, del};
+pub use cni::{Adding, add, begin, del};
 pub use conf::{NetworkConf, inlined};
 pub use facts::{AddResult, Address, Dns, Facts, Interface, Route, Timing};
 pub use find::{bad_confs, list_confs, load_conf};

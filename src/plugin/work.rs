@@ -3,6 +3,7 @@
 use std::cell::LazyCell;
 use std::time::Duration;
 
+use tokio::signal::unix::Signal;
 use tokio::time::{Instant, sleep_until};
 
 use super::add::Attempt;
@@ -190,29 +191,33 @@ async fn add(
     let config = job.config;
     let holder = record.holder().unwrap_or_default();
     let attachment: Attachment = request.attachment(&holder.made_for, &holder.netns);
-    job.door.stage("netns");
+    let (reaper, conf, netns) = (job.reaper.clone(), &request.conf, &attachment.netns);
     let fresh = job.ahead.take().map_or_else(netns::Fresh::begin, Ok)?;
-    netns::make_of(fresh, &attachment.netns)?;
     job.door.stage("cni-add");
-    let reaper = job.reaper.clone();
-    let conf = &request.conf;
-    let adding = network::add(config, &reaper, record, conf, &attachment);
+    let beginning = Box::pin(network::begin(config, &reaper, record, conf, &attachment));
+    let adding = job.door.during(stoppable(&mut job.stop, beginning)).await?;
+    // The kernel has had until now for it.
+    job.door.stage("netns");
+    netns::make_of(fresh, netns)?;
+    job.door.stage("cni-add");
     // While the plugins are at it.
     let looking = async {
         LazyCell::force(wanted);
     };
-    let adding = Box::pin(async { tokio::join!(adding, looking).0 });
-    let stopped = async {
-        let stop = &mut job.stop;
-        tokio::select! {
-            added = adding => added.map(drop),
-            _ = stop.recv() => Err(Error::new(
-                Kind::Cancelled,
-                "the job was told to stop (SIGTERM); ask again to begin anew",
-            )),
-        }
-    };
-    job.door.during(stopped).await
+    let adding = Box::pin(async { tokio::join!(adding.run(), looking).0 });
+    let added = job.door.during(stoppable(&mut job.stop, adding)).await;
+    added.map(drop)
+}
+
+/// The work, unless the job is told to stop.
+async fn stoppable<T>(stop: &mut Signal, work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        done = work => done,
+        _ = stop.recv() => Err(Error::new(
+            Kind::Cancelled,
+            "the job was told to stop (SIGTERM); ask again to begin anew",
+        )),
+    }
 }
 
 /// Tells why there is no network, and undoes what there is of it.
