@@ -285,18 +285,19 @@ pub fn release(config: &Config, record: &NetworkRecord, keep: Duration, any: boo
     })
 }
 
-/// The DEL of the attempt that has it: from now on this process undoes it.
-pub fn end_claim(config: &Config, record: &NetworkRecord) -> Result<Ending> {
+/// The DEL of the attempt that has it: from now on this process undoes it. With the attempt's id.
+pub fn end_claim(config: &Config, record: &NetworkRecord) -> Result<(Ending, String)> {
     let own = Identity::own()?;
-    let mut ending = Ending::Elsewhere;
+    let mut ending = (Ending::Elsewhere, String::new());
     change(config, record, |holder| {
         let by_other = holder.is_alive() && holder.supervisor != Some(own);
         match &mut holder.claim {
             Some(claim) if !by_other => {
-                ending = match claim.ending {
+                let before = match claim.ending {
                     true => Ending::Again,
                     false => Ending::First,
                 };
+                ending = (before, holder.sandbox_id.clone());
                 claim.ending = true;
             }
             _ => return false,
@@ -316,23 +317,24 @@ pub fn held(
     network: &str,
     place: Option<&str>,
 ) -> Option<(NetworkRecord, Holder)> {
-    let is = |record: NetworkRecord| {
-        let holder = record.holder()?;
+    let is = |record: NetworkRecord, holder: Holder| {
         let claimed = holder.claim.is_some() && holder.network == network;
         (claimed && holder.sandbox_id == id).then_some((record, holder))
     };
     match place.filter(|place| !place.is_empty()) {
         Some(place) => {
             let record = NetworkRecord::in_place(config, place, NAMESPACE, id);
-            if record.holder().is_none() && record.owes_del() {
+            let mut holder = record.holder();
+            if holder.is_none() && record.owes_del() {
                 restore(config, &record, id, network);
+                holder = record.holder();
             }
-            is(record)
+            is(record, holder?)
         }
         // A reboot takes away what leads to it.
         None => of_daemons(config)
             .into_iter()
-            .find_map(|(record, _)| is(record.as_of(id, None))),
+            .find_map(|(record, holder)| is(record.as_of(id, None), holder)),
     }
 }
 

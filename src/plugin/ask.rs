@@ -82,7 +82,9 @@ pub(super) fn collect(config: &Config, request: &Request) -> Result<()> {
         };
         // What nobody was given yet is nobody's garbage, and ends by itself.
         if holder.is_used() && !has(&holder.sandbox_id) && !has(&holder.made_for) {
-            if let Err(error) = del::end(config, &record, &holder.sandbox_id, &holder.network) {
+            let record = record.as_of(&holder.sandbox_id, None);
+            let attached = holder.network.clone();
+            if let Err(error) = del::end(config, record, holder, &attached) {
                 failed.get_or_insert(error);
             }
             continue;

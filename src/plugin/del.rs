@@ -37,18 +37,17 @@ pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
     };
     match held {
         Some((record, holder)) => {
-            let keep = config.parking_interval();
             if holder.is_untold() {
                 let path = holder.claim.as_ref().map_or(&request.netns, |c| &c.netns);
                 passing::take_back(path, &holder.netns)?;
+                if network::release(config, &record, config.parking_interval(), false)? {
+                    // Its caller died before it could read the result: this attempt never had it.
+                    failpoint::hit("cni-plugin.release.after")?;
+                    job::start(config, &request.pod_name(), &Task::Keep(record))?;
+                    return Ok(());
+                }
             }
-            if network::release(config, &record, keep, false)? {
-                // Its caller died before it could read the result: this attempt never had it.
-                failpoint::hit("cni-plugin.release.after")?;
-                job::start(config, &request.pod_name(), &Task::Keep(record))?;
-                return Ok(());
-            }
-            end(config, &record, &request.id, &attached).map_err(|e| {
+            end(config, record, holder, &attached).map_err(|e| {
                 e.within(format!(
                     "delete network {attached} of {}",
                     request.pod_name()
@@ -60,47 +59,50 @@ pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
     }
 }
 
-/// The real DEL, by a job: killing us does not stop it, and the next DEL joins it. Returns when it is done, or with the
-/// failure of a try; it is tried again then by itself.
-pub(super) fn end(config: &Config, record: &NetworkRecord, id: &str, attached: &str) -> Result<()> {
+/// The real DEL of what `holder` has, by a job: killing us does not stop it, and the next DEL joins it. Returns when it is
+/// done, or with the failure of a try; it is tried again then by itself.
+pub(super) fn end(
+    config: &Config,
+    record: NetworkRecord,
+    holder: Holder,
+    attached: &str,
+) -> Result<()> {
+    let (place, id) = (record.place().to_owned(), holder.sandbox_id.clone());
+    let mut held = Some((record, holder));
     let mut deaths = 0;
     // Each look finds it done, or somebody who works, or nobody; the last one is one of us then.
-    while let Some((record, holder)) = still_held(config, record, id, attached) {
+    while let Some((record, holder)) = held {
         let at_work = holder.claim.is_some_and(|c| c.ending)
             && holder.supervisor.is_some_and(|by| by.is_alive());
-        let mut wait = if at_work {
-            let Some(wait) = Wait::at(config, record.place()) else {
-                std::thread::sleep(PAUSE);
-                continue;
-            };
-            wait
+        let wait = if at_work {
+            Wait::at(config, &place)
         } else {
             let label = format!("pod {}/{}", holder.pod_namespace, holder.name);
-            job::start(config, &label, &Task::Undo(record))?
+            Some(job::start(config, &label, &Task::Undo(record))?)
         };
-        match wait.word(config.del_timeout() + WORD_MARGIN) {
-            Ok(Some(Word::Done)) => return Ok(()),
-            Ok(Some(Word::Look | Word::Given { .. })) => std::thread::sleep(PAUSE),
-            Ok(Some(Word::Failed(text))) => return Err(Error::new(Kind::Other, text)),
-            Ok(Some(Word::Late(text))) => return Err(Error::new(Kind::Deadline, text)),
-            Ok(None) => {
+        let word = match wait.map(|mut wait| wait.word(config.del_timeout() + WORD_MARGIN)) {
+            // It has not opened its door yet, or has closed it.
+            None => Word::Look,
+            Some(Ok(Some(word))) => word,
+            Some(Ok(None)) => {
                 return Err(Error::new(
                     Kind::Deadline,
                     "network clean-up pending: the job that does it gives no answer; try again",
                 ));
             }
-            Err(_) if deaths < MAX_DEATHS => deaths += 1,
-            Err(error) => return Err(error),
+            Some(Err(_)) if deaths < MAX_DEATHS => {
+                deaths += 1;
+                Word::Look
+            }
+            Some(Err(error)) => return Err(error),
+        };
+        match word {
+            Word::Done => return Ok(()),
+            Word::Look | Word::Given { .. } => std::thread::sleep(PAUSE),
+            Word::Failed(text) => return Err(Error::new(Kind::Other, text)),
+            Word::Late(text) => return Err(Error::new(Kind::Deadline, text)),
         }
+        held = network::held(config, &id, attached, Some(&place));
     }
     Ok(())
-}
-
-fn still_held(
-    config: &Config,
-    record: &NetworkRecord,
-    id: &str,
-    attached: &str,
-) -> Option<(NetworkRecord, Holder)> {
-    network::held(config, id, attached, Some(record.place()))
 }

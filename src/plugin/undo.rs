@@ -16,13 +16,12 @@ const HURRIED: Duration = Duration::from_millis(100);
 
 /// The DEL of the attempt that has it.
 pub(super) async fn ended(job: &mut Job<'_>, record: &NetworkRecord) -> Result<()> {
-    let ending = network::end_claim(job.config, record)?;
+    let (ending, id) = network::end_claim(job.config, record)?;
     if ending == Ending::Elsewhere {
         // Another job is at it, or it is done.
         job.door.tell(&Word::Look);
         return Ok(());
     }
-    let id = record.holder().unwrap_or_default().sandbox_id;
     let record = record.as_of(&id, Some(job.own));
     job.door.open(job.config, record.place())?;
     failpoint::reach("cni-job.end.after").await?;

@@ -11,11 +11,14 @@ use super::identity::{Identity, children, descendants};
 
 static ALONE: AtomicBool = AtomicBool::new(false);
 
+/// A program has been begun.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
 /// Looks for what is left, after a SIGKILL to all of it. What hangs in the kernel has that waiting for it.
 const ROUNDS: u32 = 400;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// From now on this process is its programs' guard.
+/// From now on this process, which has no children, is its programs' guard.
 pub fn guard_by_itself() {
     ALONE.store(true, Ordering::Relaxed);
 }
@@ -31,6 +34,9 @@ pub(super) struct Before(Vec<Identity>);
 
 impl Before {
     pub(super) fn now() -> Self {
+        if !BEGUN.swap(true, Ordering::Relaxed) {
+            return Self(Vec::new());
+        }
         let own = children(own());
         Self(own.into_iter().flat_map(Identity::of).collect())
     }
