@@ -8,11 +8,14 @@
 use std::fs::{self, File};
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
+use std::path::Path;
 
-use nix::mount::{MntFlags, umount2};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::CloneFlags;
+use nix::sys::statfs::statfs;
 use podvisor::error::{Context, Kind};
-use podvisor::sys::netns::Fresh;
+use podvisor::sys::mount::replace_bind;
+use podvisor::sys::netns::{Fresh, is_copy_of_pin};
 use podvisor::sys::thread_ns::{Enter, run};
 
 #[test]
@@ -54,4 +57,21 @@ fn a_netns_that_cannot_be_pinned_leaves_no_file() {
             .is_err()
     );
     assert_eq!(fs::read_dir(dir.path()).expect("list").count(), 0);
+}
+
+#[test]
+fn a_copy_of_a_pin_shows_that_it_is_one() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let [pin, other] = ["pin", "other"].map(|name| dir.path().join(name));
+    Fresh::begin().unwrap().pin(&pin).expect("make a netns");
+    fs::write(&other, "").expect("make a file");
+    let theirs = Some("/proc/self/ns/net");
+    mount(theirs, &other, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("bind a netns");
+    let is_copy = |path: &Path| is_copy_of_pin(&statfs(path).expect("look at a mount"));
+    assert!(is_copy(&pin) && !is_copy(&other));
+    replace_bind(&pin, &other).expect("put the one in the place of the other");
+    assert!(is_copy(&other));
+    for path in [pin, other] {
+        umount2(&path, MntFlags::MNT_DETACH).expect("unmount");
+    }
 }

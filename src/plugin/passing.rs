@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use nix::sys::statfs::fstatfs;
+use nix::sys::statfs::{Statfs, fstatfs};
 use serde_json::Value;
 
 use super::note;
@@ -31,10 +31,10 @@ pub(super) fn why(config: &Config, request: &Request) -> Option<&'static str> {
     if netns.starts_with(config.runtime_root.join("netns")) {
         return Some("it is a pod of podvisor's, which keeps its network itself");
     }
-    if !is_bind_mount(netns) {
+    let Some(mount) = bind_mount(netns) else {
         return Some("the netns that was given is no bind mount");
-    }
-    if is_ours(config, netns) {
+    };
+    if sys::netns::is_copy_of_pin(&mount) && is_ours(config, netns) {
         return Some("another network of this pod is kept, and its netns is there already");
     }
     if !same(Path::new("/proc/self/ns/mnt"), Path::new("/proc/1/ns/mnt")) {
@@ -89,13 +89,14 @@ pub(super) fn take_back(path: &Path, pin: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A namespace that is mounted at this path, and not a link into /proc.
-fn is_bind_mount(path: &Path) -> bool {
+/// Of a namespace that is mounted at this path, and not a link into /proc.
+fn bind_mount(path: &Path) -> Option<Statfs> {
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC)
         .open(path);
-    file.is_ok_and(|file| fstatfs(&file).is_ok_and(|s| s.filesystem_type().0 == libc::NSFS_MAGIC))
+    let mount = fstatfs(&file.ok()?).ok()?;
+    (mount.filesystem_type().0 == libc::NSFS_MAGIC).then_some(mount)
 }
 
 /// In doubt they are the same.
@@ -116,7 +117,7 @@ mod tests {
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
         for path in [Path::new("/proc/self/ns/net"), &file, Path::new("")] {
-            assert!(!is_bind_mount(path), "{}", path.display());
+            assert!(bind_mount(path).is_none(), "{}", path.display());
         }
         assert!(userns::fits(Path::new("/proc/self/ns/net"), Wanted::Hosts));
     }

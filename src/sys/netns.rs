@@ -1,17 +1,20 @@
 //! Network namespaces: made on a thread of their own and pinned by a bind mount; the loopback interface.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use nix::mount::{MsFlags, mount};
 use nix::sched::CloneFlags;
+use nix::sys::statfs::Statfs;
+use nix::sys::statvfs::FsFlags;
 
 use super::mount::replace_bind;
 use super::pin;
 use super::thread_ns::{self, Enter, Started};
-use crate::error::{Context, Kind, Result};
+use crate::error::{Context, Error, Kind, Result};
 
 /// A network namespace in the making. It is nowhere yet: dropped, it is gone.
 #[derive(Debug)]
@@ -29,18 +32,31 @@ impl Fresh {
         .map(Self)
     }
 
-    /// Binds it to `path`, a file made here (its directory must exist).
+    /// Binds it to `path`, a file made here (its directory must exist), with the mark of [`is_copy_of_pin`].
     ///
     /// Exists: there is a file already, which is left alone. On any other error nothing is left.
     pub fn pin(self, path: &Path) -> Result<()> {
         let netns = self.0.done()?;
         let file = format!("/proc/self/fd/{}", netns.as_raw_fd());
-        pin::bind(&file, "network", path).inspect_err(|e| {
+        let bound = pin::bind(&file, "network", path).and_then(|()| mark(path));
+        bound.inspect_err(|e| {
             if e.kind() != Kind::Exists {
-                let _ = fs::remove_file(path);
+                let _ = pin::clear(path);
             }
         })
     }
+}
+
+/// What is bound at `path` may be a copy of a pin made here. False: it is none. Copies of a mount have its flags, and this
+/// one says nothing of a namespace: so a look at one mount spares one at every pin.
+pub fn is_copy_of_pin(mount: &Statfs) -> bool {
+    mount.flags().contains(FsFlags::ST_NODIRATIME)
+}
+
+fn mark(path: &Path) -> Result<()> {
+    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_NODIRATIME;
+    mount(None::<&str>, path, None::<&str>, flags, None::<&str>)
+        .map_err(|e| Error::mount(format!("mark the pin {}", path.display()), e))
 }
 
 /// Puts a new network namespace, `lo` up, in the place of the one that is bound at `path`.
