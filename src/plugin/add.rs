@@ -57,18 +57,18 @@ pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
     };
     seen::note(config, request, "")?;
     failpoint::hit("cni-plugin.add.before")?;
-    let taken = get(config, &attempt).map_err(|e| {
+    let (taken, made) = get(config, &attempt).map_err(|e| {
         e.within(format!(
             "add network {} to {}",
             request.attached(),
             request.pod_name()
         ))
     })?;
-    answer(config, request, &taken)
+    answer(config, request, &taken, made)
 }
 
-/// Waits until the network is this attempt's.
-fn get(config: &Config, attempt: &Attempt<'_>) -> Result<Taken> {
+/// Waits until the network is this attempt's. With the answer, where there was time to make it.
+fn get(config: &Config, attempt: &Attempt<'_>) -> Result<(Taken, Option<Value>)> {
     let request = attempt.request;
     let key = request
         .key()
@@ -90,7 +90,7 @@ fn get(config: &Config, attempt: &Attempt<'_>) -> Result<Taken> {
             |before| attempt.bind(before),
         )?;
         let waiting = match taking {
-            Taking::Taken(taken) => return Ok(*taken),
+            Taking::Taken(taken) => return Ok((*taken, None)),
             Taking::Working(record) => {
                 let place = record.place().to_owned();
                 Wait::at(config, &place).map(|wait| (wait, place))
@@ -115,8 +115,18 @@ fn get(config: &Config, attempt: &Attempt<'_>) -> Result<Taken> {
             std::thread::sleep(PAUSE);
             continue;
         };
+        let mut made = None;
         let word = loop {
             match wait.word(patience.next()) {
+                Ok(Some(Word::Made { place, netns })) => {
+                    let taken = Taken {
+                        record: NetworkRecord::in_place(config, &place, DAEMONS, &request.id),
+                        netns,
+                        keeper: None,
+                    };
+                    let answer = seen_from(&taken, request).ok();
+                    made = Some((taken, answer));
+                }
                 Ok(Some(word)) => break word,
                 Ok(None) => {
                     // Whoever started it learns of its place by looking.
@@ -133,18 +143,15 @@ fn get(config: &Config, attempt: &Attempt<'_>) -> Result<Taken> {
             }
         };
         match word {
-            Word::Given { place, netns } => {
-                return Ok(Taken {
-                    record: NetworkRecord::in_place(config, &place, DAEMONS, &request.id),
-                    netns,
-                    keeper: None,
-                });
-            }
+            Word::Given => match made {
+                Some(made) => return Ok(made),
+                None => std::thread::sleep(PAUSE),
+            },
             // A job that keeps it while somebody else is at it just now.
             Word::Look if !place.is_empty() => std::thread::sleep(PAUSE),
             Word::Look => {}
             // Of a network that another attempt did not want.
-            Word::Done => std::thread::sleep(PAUSE),
+            Word::Done | Word::Made { .. } => std::thread::sleep(PAUSE),
             Word::Failed(text) => return Err(Error::new(Kind::Other, text)),
             Word::Late(text) => return Err(Error::new(Kind::Deadline, text)),
         }
@@ -152,14 +159,14 @@ fn get(config: &Config, attempt: &Attempt<'_>) -> Result<Taken> {
 }
 
 /// Prints the result; who cannot be told has not got the network.
-fn answer(config: &Config, request: &Request, taken: &Taken) -> Result<()> {
+fn answer(config: &Config, request: &Request, taken: &Taken, made: Option<Value>) -> Result<()> {
     if let Some(keeper) = taken.keeper {
         // It sees that by itself, a second later.
         let _ = keeper.signal(libc::SIGUSR1);
     }
     failpoint::hit("cni-plugin.answer.before")?;
-    let result = seen_from(taken, request);
-    let told = converted(result, &request.version).and_then(|result| print(&result));
+    let made = made.map_or_else(|| seen_from(taken, request), Ok);
+    let told = made.and_then(|result| print(&result));
     if let Err(error) = told {
         passing::take_back(&request.netns, &taken.netns).unwrap_or_else(|e| note(&e.to_string()));
         if network::release(config, &taken.record, config.parking_interval(), true)? {
@@ -173,8 +180,8 @@ fn answer(config: &Config, request: &Request, taken: &Taken) -> Result<()> {
     Ok(())
 }
 
-/// The result in the daemon's words: it knows its netns by the path that it gave.
-fn seen_from(taken: &Taken, request: &Request) -> Value {
+/// The result in the daemon's words and version: it knows its netns by the path that it gave.
+fn seen_from(taken: &Taken, request: &Request) -> Result<Value> {
     let result = taken.record.read_result();
     let mut result = result.map(|r| r.raw).unwrap_or_default();
     let own = taken.netns.to_string_lossy();
@@ -184,7 +191,7 @@ fn seen_from(taken: &Taken, request: &Request) -> Value {
             interface["sandbox"] = request.netns.to_string_lossy().into();
         }
     }
-    result
+    converted(result, &request.version)
 }
 
 /// Its daemon has died, and no process is in its netns: the sandbox that it was for did not come to be.

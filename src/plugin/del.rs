@@ -98,7 +98,7 @@ pub(super) fn end(
         };
         match word {
             Word::Done => return Ok(()),
-            Word::Look | Word::Given { .. } => std::thread::sleep(PAUSE),
+            Word::Look | Word::Made { .. } | Word::Given => std::thread::sleep(PAUSE),
             Word::Failed(text) => return Err(Error::new(Kind::Other, text)),
             Word::Late(text) => return Err(Error::new(Kind::Deadline, text)),
         }

@@ -1,11 +1,11 @@
 //! Where those who wait for a job are told how it went: `<runtime_root>/cni/<place>/s`, a socket, and beside it `stage`,
 //! what the job is doing, for people.
 //!
-//! A waiter connects and reads one line; the end without a line means that the job died. Promises that the job never
-//! waits for a waiter.
+//! A waiter connects and reads a line; the end without a line means that the job died. Promises that the job never waits
+//! for a waiter.
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -32,13 +32,15 @@ const WRITE_AFTER: Duration = Duration::from_millis(50);
 pub(super) enum Word {
     /// Look again: the network is there to be taken, or somebody else is at it.
     Look,
-    /// To whoever started it: the network is this attempt's.
-    Given {
+    /// To whoever started it: the network is there, and about to be given to it; so the answer can be made. More follows.
+    Made {
         /// Of its record.
         place: String,
         /// Where its netns is pinned.
         netns: PathBuf,
     },
+    /// To the same: it is this attempt's.
+    Given,
     /// It is undone.
     Done,
     /// This is why not.
@@ -98,9 +100,8 @@ impl Door {
         Ok(())
     }
 
-    /// Says what is done from now on: written where it lasts, because that is what people look at.
+    /// Says what is done from now on: written, and logged, where it lasts, because that is what people look at.
     pub(super) fn stage(&mut self, name: &str) {
-        tracing::info!(step = name, "stage");
         let stage = Stage {
             name: name.to_owned(),
             since: clock::unix_nanos(SystemTime::now()),
@@ -110,6 +111,7 @@ impl Door {
     }
 
     fn write(&self, stage: &Stage) {
+        tracing::info!(step = stage.name, "stage");
         let temp = self.dir.join("stage.new");
         // For people only; a full tmpfs must not stop the work.
         let written = serde_json::to_vec(stage)
@@ -169,15 +171,16 @@ impl Door {
         })
     }
 
-    /// Tells whoever started the job, and nobody else.
-    pub(super) fn tell_starter(&mut self, word: &Word) {
-        say(self.starter.take(), word);
+    /// Tells whoever started the job, and nobody else; more follows.
+    pub(super) fn tell_starter(&self, word: &Word) {
+        say(self.starter.as_ref(), word);
     }
 
     /// Tells all who wait.
     pub(super) fn tell(&mut self, word: &Word) {
         let all = self.starter.take().into_iter();
-        say(all.chain(self.waiting.drain(..)), word);
+        let all: Vec<_> = all.chain(self.waiting.drain(..)).collect();
+        say(&all, word);
     }
 
     /// Takes it away.
@@ -187,8 +190,9 @@ impl Door {
     }
 }
 
-fn say(waiting: impl IntoIterator<Item = UnixStream>, word: &Word) {
-    let line = serde_json::to_vec(word).unwrap_or_default();
+fn say<'a>(waiting: impl IntoIterator<Item = &'a UnixStream>, word: &Word) {
+    let mut line = serde_json::to_vec(word).unwrap_or_default();
+    line.push(b'\n');
     for mut stream in waiting {
         // A line fits into any socket's buffer; who has left is told nothing.
         let _ = stream.set_nonblocking(true);
@@ -198,28 +202,29 @@ fn say(waiting: impl IntoIterator<Item = UnixStream>, word: &Word) {
 
 /// The waiter's side.
 #[derive(Debug)]
-pub(super) struct Wait(UnixStream);
+pub(super) struct Wait(BufReader<UnixStream>);
 
 impl Wait {
     /// On a job that was just started.
     pub(super) fn on(stream: UnixStream) -> Self {
-        Self(stream)
+        Self(BufReader::new(stream))
     }
 
     /// On the job at a place; None: it does not listen (yet, or any more).
     pub(super) fn at(config: &Config, place: &str) -> Option<Self> {
         UnixStream::connect(root(config).join(place).join("s"))
             .ok()
-            .map(Self)
+            .map(Self::on)
     }
 
     /// Waits for the job's word. Ok(None): not yet. Gone: the job died.
     pub(super) fn word(&mut self, limit: Duration) -> Result<Option<Word>> {
         let limit = limit.max(Duration::from_millis(1));
         let what = || "wait for the job that makes the network";
-        self.0.set_read_timeout(Some(limit)).context(what)?;
+        let stream = self.0.get_ref();
+        stream.set_read_timeout(Some(limit)).context(what)?;
         let mut line = Vec::new();
-        match self.0.read_to_end(&mut line) {
+        match self.0.read_until(b'\n', &mut line) {
             Ok(0) => Err(Error::new(Kind::Gone, format!("{}: it has died", what()))),
             Ok(_) => serde_json::from_slice(&line)
                 .map(Some)

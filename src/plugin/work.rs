@@ -126,6 +126,10 @@ async fn give(
     if !asked.is_some_and(|caller| caller.is_alive()) || !job.door.is_starter_there() {
         return Ok(false);
     }
+    job.door.tell_starter(&Word::Made {
+        place: record.place().to_owned(),
+        netns: netns::of_record(job.config, record),
+    });
     let (config, request) = (job.config, attempt.request);
     let given = network::give(
         config,
@@ -135,11 +139,8 @@ async fn give(
         |before| attempt.bind(before),
     );
     match given.await {
-        Ok(Some(taken)) => {
-            job.door.tell_starter(&Word::Given {
-                place: taken.record.place().to_owned(),
-                netns: taken.netns,
-            });
+        Ok(Some(_)) => {
+            job.door.tell_starter(&Word::Given);
             job.door.tell(&Word::Look);
             Ok(true)
         }
