@@ -221,13 +221,19 @@ impl NetworkRecord {
         }
         self.make_dir()?;
         let slots = self.slots();
-        if !slots.iter().any(Slot::owes_del) {
-            // The attachments of an earlier life say nothing about this one.
-            slots.iter().try_for_each(Slot::clear)?;
-            disk::remove_file(&self.dir.join(owed::OWED))?;
-        }
-        let place = slots.iter().filter(|s| s.owes_del()).map(Slot::place);
-        let place = place.max().map_or(0, |last| last.saturating_add(1));
+        let owed = slots.iter().filter(|s| s.owes_del()).map(Slot::place);
+        let place = match owed.max() {
+            Some(last) => {
+                slot.clear()?;
+                last.saturating_add(1)
+            }
+            None => {
+                // The attachments of an earlier life say nothing about this one.
+                slots.iter().try_for_each(Slot::clear)?;
+                disk::remove_file(&self.dir.join(owed::OWED))?;
+                0
+            }
+        };
         slot.begin(place, conf, attachment, plugin_dirs)
     }
 

@@ -79,8 +79,12 @@ pub(super) fn prepare(path: &Path) -> Result<()> {
         disk::private_dir(dir)?;
     }
     // What a crash between making the file and mounting on it left, or somebody else put there.
-    clear(path)?;
-    clear(&userns::user_path(path))
+    for path in [path, &userns::user_path(path)] {
+        if path.symlink_metadata().is_ok() {
+            clear(path)?;
+        }
+    }
+    Ok(())
 }
 
 /// Shows a pin to `ip netns`: a comfort for people, which the pod does not need.

@@ -166,7 +166,7 @@ impl Slot {
         Ok(())
     }
 
-    /// The record of an ADD that begins now.
+    /// The record of an ADD that begins now, where nothing is left of an earlier one.
     pub(super) fn begin(
         &self,
         place: u32,
@@ -175,7 +175,6 @@ impl Slot {
         plugin_dirs: &[PathBuf],
     ) -> Result<()> {
         disk::private_dir(&self.dir)?;
-        self.clear()?;
         let owner = Owner {
             namespace: self.namespace.clone(),
             sandbox_id: self.sandbox_id.clone(),
