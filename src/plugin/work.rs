@@ -99,6 +99,8 @@ pub(super) async fn make(job: &mut Job<'_>, attempt: &Attempt<'_>) -> Result<()>
             return failed(job, &record, &error).await;
         }
     }
+    // One that was not needed.
+    job.ahead = None;
     if give(job, attempt, &record, &wanted).await? {
         close(job, &record);
         network::add_collected(config);

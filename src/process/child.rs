@@ -44,7 +44,7 @@ impl Exit {
 pub struct Child {
     /// Pid and start time.
     pub identity: Identity,
-    /// None until it has ended and was reaped.
+    /// None until it has ended and was reaped; in a process that is its programs' guard itself, until it has ended.
     pub exit: watch::Receiver<Option<Exit>>,
     pub(super) reaper: Reaper,
 }
