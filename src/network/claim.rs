@@ -196,7 +196,7 @@ pub fn take<'a>(
     hand_over(&record, before, wanted, note, bind).map(|taken| Taking::Taken(Box::new(taken)))
 }
 
-/// Gives the network that this process makes to the attempt which `wanted` tells of, before anybody else can have it. None:
+/// Gives the network that this process makes to the attempt which `wanted` tells of, before anybody else can have it. False:
 /// it is not this process's any more. `note` and `bind` as for [`take`].
 pub async fn give(
     config: &Config,
@@ -204,12 +204,12 @@ pub async fn give(
     wanted: &Holder,
     note: impl FnOnce(&NetworkRecord) -> Result<()>,
     bind: impl FnOnce(&Holder) -> Result<()>,
-) -> Result<Option<Taken>> {
+) -> Result<bool> {
     let _locked = lock(config).await?;
     let Some(before) = record.holder().filter(|by| record.is_mine_by(by)) else {
-        return Ok(None);
+        return Ok(false);
     };
-    hand_over(record, before, wanted, note, bind).map(Some)
+    hand_over(record, before, wanted, note, bind).map(|_| true)
 }
 
 /// With the index locked.

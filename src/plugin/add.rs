@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::network::{
-    self, Claim, DAEMONS, Holder, NetworkRecord, Taken, Taking, Through, converted, stage_at,
+    self, Claim, DAEMONS, Holder, NetworkRecord, Taken, Taking, Through, converted, netns, stage_at,
 };
 use crate::pod::gc;
 use crate::process::Identity;
@@ -118,10 +118,11 @@ fn get(config: &Config, attempt: &Attempt<'_>) -> Result<(Taken, Option<Value>)>
         let mut made = None;
         let word = loop {
             match wait.word(patience.next()) {
-                Ok(Some(Word::Made { place, netns })) => {
+                Ok(Some(Word::Made { place })) => {
+                    let record = NetworkRecord::in_place(config, &place, DAEMONS, &request.id);
                     let taken = Taken {
-                        record: NetworkRecord::in_place(config, &place, DAEMONS, &request.id),
-                        netns,
+                        netns: netns::of_record(config, &record),
+                        record,
                         keeper: None,
                     };
                     let answer = seen_from(&taken, request).ok();

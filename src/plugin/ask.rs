@@ -83,8 +83,7 @@ pub(super) fn collect(config: &Config, request: &Request) -> Result<()> {
         // What nobody was given yet is nobody's garbage, and ends by itself.
         if holder.is_used() && !has(&holder.sandbox_id) && !has(&holder.made_for) {
             let record = record.as_of(&holder.sandbox_id, None);
-            let attached = holder.network.clone();
-            if let Err(error) = del::end(config, record, holder, &attached) {
+            if let Err(error) = del::end(config, record, holder) {
                 failed.get_or_insert(error);
             }
             continue;

@@ -47,7 +47,7 @@ pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
                     return Ok(());
                 }
             }
-            end(config, record, holder, &attached).map_err(|e| {
+            end(config, record, holder).map_err(|e| {
                 e.within(format!(
                     "delete network {attached} of {}",
                     request.pod_name()
@@ -61,13 +61,9 @@ pub(super) fn run(config: &Config, request: &Request) -> Result<()> {
 
 /// The real DEL of what `holder` has, by a job: killing us does not stop it, and the next DEL joins it. Returns when it is
 /// done, or with the failure of a try; it is tried again then by itself.
-pub(super) fn end(
-    config: &Config,
-    record: NetworkRecord,
-    holder: Holder,
-    attached: &str,
-) -> Result<()> {
+pub(super) fn end(config: &Config, record: NetworkRecord, holder: Holder) -> Result<()> {
     let (place, id) = (record.place().to_owned(), holder.sandbox_id.clone());
+    let attached = holder.network.clone();
     let mut held = Some((record, holder));
     let mut deaths = 0;
     // Each look finds it done, or somebody who works, or nobody; the last one is one of us then.
@@ -102,7 +98,7 @@ pub(super) fn end(
             Word::Failed(text) => return Err(Error::new(Kind::Other, text)),
             Word::Late(text) => return Err(Error::new(Kind::Deadline, text)),
         }
-        held = network::held(config, &id, attached, Some(&place));
+        held = network::held(config, &id, &attached, Some(&place));
     }
     Ok(())
 }

@@ -36,8 +36,6 @@ pub(super) enum Word {
     Made {
         /// Of its record.
         place: String,
-        /// Where its netns is pinned.
-        netns: PathBuf,
     },
     /// To the same: it is this attempt's.
     Given,

@@ -103,7 +103,6 @@ pub(super) async fn make(job: &mut Job<'_>, attempt: &Attempt<'_>) -> Result<()>
     job.ahead = None;
     if give(job, attempt, &record, &wanted).await? {
         close(job, &record);
-        network::add_collected(config);
         return Ok(());
     }
     failpoint::reach("cni-job.park.before").await?;
@@ -130,7 +129,6 @@ async fn give(
     }
     job.door.tell_starter(&Word::Made {
         place: record.place().to_owned(),
-        netns: netns::of_record(job.config, record),
     });
     let (config, request) = (job.config, attempt.request);
     let given = network::give(
@@ -141,12 +139,12 @@ async fn give(
         |before| attempt.bind(before),
     );
     match given.await {
-        Ok(Some(_)) => {
+        Ok(true) => {
             job.door.tell_starter(&Word::Given);
             job.door.tell(&Word::Look);
             Ok(true)
         }
-        Ok(None) => Ok(false),
+        Ok(false) => Ok(false),
         Err(error) => {
             tracing::warn!(%error, "network not given to who asked for it");
             job.door.tell_starter(&Word::of(&error));

@@ -73,13 +73,18 @@ fn network(plugin: &Value) -> (PathBuf, Value, Value) {
     (program, list, alone)
 }
 
+/// The plugin alone, and each of ours with it behind: executable and configuration.
+fn sides<'a>(program: PathBuf, alone: &'a Value, behind: &'a Value) -> Vec<(PathBuf, &'a Value)> {
+    let ours = plugins().into_iter().map(|plugin| (plugin, behind));
+    [(program, alone)].into_iter().chain(ours).collect()
+}
+
 /// ADD and DEL of a plugin alone and behind each of ours, in turn, beside so many pods behind the first of them.
 fn compare(plugin: &Value, count: usize) {
     let (program, list, alone) = network(plugin);
     let name = plugin["type"].as_str().unwrap();
     let behind = kit::conf(&list);
-    let mut sides = vec![(program, &alone)];
-    sides.extend(plugins().into_iter().map(|plugin| (plugin, &behind)));
+    let sides = sides(program, &alone, &behind);
     let mut times = vec![[Vec::new(), Vec::new()]; sides.len()];
     let mut others = Vec::new();
     for n in 0..count {
@@ -125,37 +130,39 @@ fn compare(plugin: &Value, count: usize) {
     sh("ip link del pvc3");
 }
 
+fn costs(test: &str, plugin: fn() -> Value, count: usize) {
+    Sandbox::new(test).run(|| {
+        settings(30.0);
+        let before = snapshot();
+        compare(&plugin(), count);
+        before.assert_unchanged();
+    });
+}
+
 #[test]
 #[ignore = "slow"]
 fn slow_what_the_plugin_costs() {
-    Sandbox::new("cost::slow_what_the_plugin_costs").run(|| {
-        settings(30.0);
-        let before = snapshot();
-        compare(&bridge(), 0);
-        before.assert_unchanged();
-    });
+    costs("cost::slow_what_the_plugin_costs", bridge, 0);
 }
 
 #[test]
 #[ignore = "slow"]
 fn slow_what_the_plugin_costs_in_front_of_one_that_does_little() {
-    Sandbox::new("cost::slow_what_the_plugin_costs_in_front_of_one_that_does_little").run(|| {
-        settings(30.0);
-        let before = snapshot();
-        compare(&loopback(), 0);
-        before.assert_unchanged();
-    });
+    costs(
+        "cost::slow_what_the_plugin_costs_in_front_of_one_that_does_little",
+        loopback,
+        0,
+    );
 }
 
 #[test]
 #[ignore = "slow"]
 fn slow_what_the_plugin_costs_beside_a_hundred_pods() {
-    Sandbox::new("cost::slow_what_the_plugin_costs_beside_a_hundred_pods").run(|| {
-        settings(30.0);
-        let before = snapshot();
-        compare(&bridge(), OTHERS);
-        before.assert_unchanged();
-    });
+    costs(
+        "cost::slow_what_the_plugin_costs_beside_a_hundred_pods",
+        bridge,
+        OTHERS,
+    );
 }
 
 /// VERSION does nothing but start and answer.
@@ -167,8 +174,7 @@ fn slow_how_long_the_plugin_takes_to_start() {
         let (program, list, alone) = network(&bridge());
         let pod = Attempt::of("web", "a1", &list);
         let behind = kit::conf(&list);
-        let mut sides = vec![(program, &alone)];
-        sides.extend(plugins().into_iter().map(|plugin| (plugin, &behind)));
+        let sides = sides(program, &alone, &behind);
         let mut times = vec![Vec::new(); sides.len()];
         for _ in 0..STARTS {
             for ((program, conf), times) in sides.iter().zip(&mut times) {
